@@ -1,0 +1,1 @@
+"""Language models: the interface, the exact table model, and transformers."""

@@ -1,0 +1,57 @@
+"""The language model interface: prefill prompts, extend rows, reorder rows by ancestor.
+
+A `Session` holds the K/V (or whatever an architecture keeps) of a list of *rows*, one for each
+live particle of every prompt in the batch. The engine never looks inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from guided_smc.vocabulary import Vocabulary
+
+
+class Session(Protocol):
+    """The cached prefixes of a batch of particles."""
+
+    def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> None:
+        """Encode each prompt once and append `copies[g]` rows that continue it.
+
+        A prompt may be empty here (the engine holds back a prompt's last token, so that the first
+        token of a text is drawn per particle like any other).
+        """
+
+    def extend(
+        self, tokens: torch.Tensor, counts: torch.Tensor, *, last_only: bool
+    ) -> torch.Tensor:
+        """Append tokens to every row and return logits.
+
+        Args:
+            tokens: int64 CPU tensor `[R, L]`, left-aligned; what stands behind a row's count is
+                padding and leaves no trace.
+            counts: int64 CPU tensor `[R]`, tokens that count, in `0..L`. A row with 0 gets
+                meaningless logits.
+            last_only: Logits only after the last token that counts, not after each.
+
+        Returns:
+            float32 logits on the model's device, `[R, V]` if `last_only` else `[R, L, V]`.
+        """
+
+    def reorder(self, index: torch.Tensor) -> None:
+        """Row `i` becomes a copy of the old row `index[i]`; the number of rows becomes
+        `len(index)`. int64 CPU tensor. Serves resampling and the dropping of rows alike."""
+
+
+class LanguageModel(Protocol):
+    """An autoregressive model over a vocabulary."""
+
+    vocabulary: Vocabulary
+    context_length: int | None
+    """Most tokens a row may hold, prompt included (None: no limit)."""
+    name: str
+
+    def start_session(self) -> Session:
+        """A session with no rows."""

@@ -1,0 +1,101 @@
+"""The options of one request, checked once where they come in."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from guided_smc.errors import OptionError
+
+ResamplingScheme = Literal["systematic", "stratified", "multinomial", "residual"]
+Selection = Literal["sample", "best", "vote", "all"]
+
+GREEDY_TEMPERATURE = 1e-5
+"""What a temperature of 0 is computed as: the limit, to float precision, with ties split."""
+
+
+class Options(BaseModel):
+    """Sampling options of one request.
+
+    Attributes:
+        max_tokens: Most tokens before the end token.
+        temperature: Of the target; 0 is greedy.
+        top_p: Nucleus of the target, in (0, 1]; 1 is off.
+        top_k: Most likely tokens of the target that are kept; 0 is off.
+        min_p: Tokens below this fraction of the most likely token's probability are cut; 0 is off.
+        power: α of the power target `p^α`.
+        stop: Strings that end a text, not included in it. Not together with a constraint.
+        seed: Of this request's generator, in `0..2**63-1`; None draws one, reported in the result.
+        n_particles: N.
+        block_size: K, tokens drafted before each verification; None is 4 with a draft, else 0.
+        ess_threshold: Resample when ESS < threshold · N, in [0, 1].
+        resampling: Scheme.
+        draft_temperature: None is the temperature of the target divided by α.
+        select: How the answer is taken from the final particles: a draw from the weights, the
+            heaviest, the value with the largest total weight, or all distinct values.
+        max_restarts: How often to start again when every particle has weight 0.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    max_tokens: int = Field(256, gt=0)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, le=1)
+    power: float = Field(1.0, gt=0)
+    stop: tuple[str, ...] = ()
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    n_particles: int = Field(8, gt=0)
+    block_size: int | None = Field(None, ge=0)
+    ess_threshold: float = Field(0.5, ge=0, le=1)
+    resampling: ResamplingScheme = "systematic"
+    draft_temperature: float | None = Field(None, ge=0)
+    select: Selection = "sample"
+    max_restarts: int = Field(1, ge=0)
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_many(cls, stop: Any) -> Any:
+        return (stop,) if isinstance(stop, str) else stop
+
+    @field_validator("stop")
+    @classmethod
+    def _not_empty(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not s for s in stop):
+            raise ValueError("a stop string must not be empty")
+        return stop
+
+
+def make_options(base: Options | None = None, **changes: Any) -> Options:
+    """Options with changes applied.
+
+    Raises:
+        OptionError: An unknown option or a value out of range, all of them in one message.
+    """
+    values = {**(base.model_dump() if base else {}), **changes}
+    try:
+        return Options(**values)
+    except ValidationError as error:
+        known = ", ".join(Options.model_fields)
+        parts = []
+        for e in error.errors():
+            name = ".".join(map(str, e["loc"]))
+            if e["type"] == "extra_forbidden":
+                parts.append(f"unknown option {name!r} (there are: {known})")
+            else:
+                parts.append(f"{name}: {e['msg']}, got {e['input']!r}")
+        raise OptionError("; ".join(parts)) from None
+
+
+def check_beta(beta: float) -> float:
+    """β of a reward: any finite number.
+
+    Raises:
+        OptionError: Not a finite number.
+    """
+    if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not math.isfinite(beta):
+        raise OptionError(f"beta must be a finite number, got {beta!r}")
+    return float(beta)

@@ -1,0 +1,225 @@
+"""What a user may multiply into the target: scores and constraints, one weight.
+
+The posterior is `π(x) ∝ p(x | prompt)^α · Π_i Ψ_i(x)`. A potential gives
+
+- `log_complete`: `log Ψ(x)` of finished texts,
+- `log_prefix`: `log ψ(x_1..t)` of unfinished ones. −inf promises that every extension is −inf; a
+  potential with nothing to say about prefixes returns 0. Prefix scores steer the particles and
+  telescope away: the finished weight holds the complete score alone, whatever they were.
+
+Potentials multiply: `a * b` is the product of their factors. A `Constraint` is the potential
+`1[x ∈ L]` that can also name the tokens which keep a prefix completable (its mask), so that the
+engine proposes from the masked model and puts the mask's normaliser into the weight.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from guided_smc.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A text that a potential is asked about.
+
+    Attributes:
+        prompt: The prompt as the user gave it: a string, a list of chat messages, or token ids.
+        token_ids: The generated tokens, end token excluded.
+        text: Their text. Cut before a stop string; of an unfinished text, without a UTF-8
+            character that is only begun.
+        finished: Whether the text is complete.
+        vocabulary: The model's tokens.
+    """
+
+    prompt: Any
+    token_ids: tuple[int, ...]
+    text: str
+    finished: bool
+    vocabulary: Vocabulary = field(repr=False, compare=False)
+
+
+class Potential(ABC):
+    """A factor `Ψ ≥ 0` of the posterior, in log space and batched over texts."""
+
+    name: str = "potential"
+
+    @abstractmethod
+    def log_complete(self, completions: Sequence[Completion]) -> Sequence[float]:
+        """`log Ψ(x)` for finished texts, one float each: finite or −inf."""
+
+    def log_prefix(self, completions: Sequence[Completion]) -> Sequence[float]:
+        """`log ψ(x_1..t)` for unfinished texts; 0 where there is nothing to say yet."""
+        return [0.0] * len(completions)
+
+    @property
+    def scores_prefixes(self) -> bool:
+        """Whether `log_prefix` says anything; if False the engine does not ask it."""
+        return type(self).log_prefix is not Potential.log_prefix
+
+    def factors(self) -> tuple[Potential, ...]:
+        """The potentials whose product this is."""
+        return (self,)
+
+    def __mul__(self, other: Potential) -> Potential:
+        if not isinstance(other, Potential):
+            return NotImplemented
+        return Product(self, other)
+
+
+class Product(Potential):
+    """The product of potentials; nested products are flattened."""
+
+    def __init__(self, *potentials: Potential) -> None:
+        self._factors = tuple(f for p in potentials for f in p.factors())
+        self.name = " * ".join(f.name for f in self._factors)
+
+    def factors(self) -> tuple[Potential, ...]:
+        """The factors, in the order in which they were multiplied."""
+        return self._factors
+
+    @property
+    def scores_prefixes(self) -> bool:
+        """Whether any factor scores prefixes."""
+        return any(f.scores_prefixes for f in self._factors)
+
+    def log_complete(self, completions: Sequence[Completion]) -> Sequence[float]:
+        """Sum of the factors' complete scores."""
+        columns = [f.log_complete(completions) for f in self._factors]
+        return [sum(row) for row in zip(*columns, strict=True)]
+
+    def log_prefix(self, completions: Sequence[Completion]) -> Sequence[float]:
+        """Sum of the factors' prefix scores."""
+        columns = [f.log_prefix(completions) for f in self._factors]
+        return [sum(row) for row in zip(*columns, strict=True)]
+
+
+class ConstraintState(Protocol):
+    """Where one particle stands in the constraint's language."""
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the text so far is a member of the language, so that it may end here."""
+
+    def fork(self) -> ConstraintState:
+        """An independent copy."""
+
+    def advance(self, token: int) -> bool:
+        """Consume one ordinary token. False if no member of the language begins like this."""
+
+    def forced(self) -> list[int]:
+        """Tokens that are the only way on from here (empty where there is a choice)."""
+
+
+class CompiledConstraint(Protocol):
+    """A constraint bound to a vocabulary."""
+
+    def start(self) -> ConstraintState:
+        """The state before the first token."""
+
+    def fill_masks(self, states: Sequence[Any], bitmask: torch.Tensor) -> None:
+        """Write the tokens that keep each prefix completable.
+
+        Args:
+            states: States that this constraint made (`start`, then `fork` and `advance`).
+            bitmask: int32 CPU tensor `[len(states), ceil(V / 32)]`, overwritten; bit `v % 32` of
+                word `v // 32` is token `v`. Only bits of ordinary tokens count: the engine sets
+                those of end tokens from `accepting` and clears special and padded ids.
+        """
+
+
+class Constraint(Potential):
+    """`Ψ = 1[x ∈ L]`, `ψ = 1[some member of L begins with the prefix]`."""
+
+    name = "constraint"
+
+    @abstractmethod
+    def compile(self, vocabulary: Vocabulary) -> CompiledConstraint:
+        """Bind to a vocabulary. Compiled forms should be cached.
+
+        Raises:
+            ConstraintError: The language cannot be compiled, with the place and the reason.
+        """
+
+    def parse(self, text: str) -> Any:
+        """The typed value of a member of the language."""
+        return text
+
+    def value_key(self, text: str) -> Hashable:
+        """Equal for texts whose values are equal; `vote` adds the weights of equal keys."""
+        return text
+
+    def log_complete(self, completions: Sequence[Completion]) -> Sequence[float]:
+        """0 for members of the language, −inf for others."""
+        return [self._log_indicator(c, complete=True) for c in completions]
+
+    def log_prefix(self, completions: Sequence[Completion]) -> Sequence[float]:
+        """0 for prefixes that can still be completed, −inf for others."""
+        return [self._log_indicator(c, complete=False) for c in completions]
+
+    def _log_indicator(self, completion: Completion, *, complete: bool) -> float:
+        state = self.compile(completion.vocabulary).start()
+        viable = all(state.advance(token) for token in completion.token_ids)
+        return 0.0 if viable and (state.accepting or not complete) else -float("inf")
+
+
+class Intersection(Constraint):
+    """Texts that are in every one of several languages (`a * b` of two constraints).
+
+    The mask is the intersection of the masks. That is exact for the weights; a prefix may survive
+    that each language could complete, but no text that all share: it dies later, with weight 0.
+    """
+
+    def __init__(self, *constraints: Constraint) -> None:
+        self.constraints = constraints
+        self.name = " & ".join(c.name for c in constraints)
+
+    def compile(self, vocabulary: Vocabulary) -> CompiledConstraint:
+        """Compile every part."""
+        return _CompiledIntersection([c.compile(vocabulary) for c in self.constraints])
+
+    def parse(self, text: str) -> Any:
+        """The value as the first constraint sees it."""
+        return self.constraints[0].parse(text)
+
+    def value_key(self, text: str) -> Hashable:
+        """The key of the first constraint."""
+        return self.constraints[0].value_key(text)
+
+
+class _CompiledIntersection:
+    def __init__(self, parts: list[CompiledConstraint]) -> None:
+        self.parts = parts
+
+    def start(self) -> _IntersectionState:
+        return _IntersectionState([p.start() for p in self.parts])
+
+    def fill_masks(self, states: Sequence[_IntersectionState], bitmask: torch.Tensor) -> None:
+        one = torch.empty_like(bitmask)
+        bitmask.fill_(-1)
+        for i, part in enumerate(self.parts):
+            part.fill_masks([s.states[i] for s in states], one)
+            bitmask &= one
+
+
+class _IntersectionState:
+    def __init__(self, states: list[ConstraintState]) -> None:
+        self.states = states
+
+    @property
+    def accepting(self) -> bool:
+        return all(s.accepting for s in self.states)
+
+    def fork(self) -> _IntersectionState:
+        return _IntersectionState([s.fork() for s in self.states])
+
+    def advance(self, token: int) -> bool:
+        return all([s.advance(token) for s in self.states])
+
+    def forced(self) -> list[int]:
+        return max((s.forced() for s in self.states), key=len)

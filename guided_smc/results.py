@@ -1,0 +1,217 @@
+"""What a run tells: the answer, every particle, every step, and where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, Literal
+
+from typing_extensions import TypeVar
+
+from guided_smc.errors import IncompleteOutputError
+
+T = TypeVar("T", default=str)
+
+FinishReason = Literal["stop", "length", "failed"]
+"""`stop`: an end token or stop string. `length`: cut at `max_tokens`; under a constraint, not
+completed by then. `failed`: every continuation has weight 0."""
+
+
+@dataclass(frozen=True)
+class Particle:
+    """One of the N weighted texts.
+
+    Attributes:
+        text: Its text (partial where it did not finish).
+        token_ids: Its tokens, without the end token.
+        finish_reason: How it ended.
+        log_weight: Since the last resampling; −inf for a dead particle.
+        weight: Normalised over the prompt's particles; all 0 if every particle is dead.
+        log_p: `Σ log p` under the target (temperature, top-p, ... applied; end token included).
+        log_q: `Σ log q̃` under what it was really sampled from.
+        log_potentials: Last score of each potential, by name.
+        ancestors: Its slot at each step of its lineage, oldest first.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    log_weight: float
+    weight: float
+    log_p: float
+    log_q: float
+    log_potentials: dict[str, float]
+    ancestors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one prompt's population.
+
+    Attributes:
+        index: From 0; counts on over restarts.
+        block_size: Tokens drafted per particle.
+        live: Particles that were still growing when the step began.
+        ess: Effective sample size of the weights before resampling, in [0, N]; 0 if all are dead.
+        log_evidence: Running estimate after this step.
+        log_weights: `[N]`, before resampling.
+        resampled: Whether the population was resampled.
+        ancestors: `[N]`: slot that each particle continues (the identity if not resampled).
+    """
+
+    index: int
+    block_size: int
+    live: int
+    ess: float
+    log_evidence: float
+    log_weights: tuple[float, ...]
+    resampled: bool
+    ancestors: tuple[int, ...]
+
+
+@dataclass
+class Usage:
+    """Counts of one prompt's run, and its share of the batch's seconds per phase."""
+
+    prompt_tokens: int = 0
+    particle_tokens: int = 0
+    """Tokens that entered a weight, all particles, end tokens included."""
+    target_passes: int = 0
+    draft_passes: int = 0
+    resamplings: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By phase: prefill, draft, mask, verify, potentials, resample."""
+
+    @property
+    def total_seconds(self) -> float:
+        """Sum over the phases."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class Weighted(Generic[T]):
+    """A distinct value among the particles, with the total weight of those that have it."""
+
+    value: T
+    text: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Result(Generic[T]):
+    """The outcome of one prompt.
+
+    Attributes:
+        index: Position of the prompt in the request.
+        text: Text of the selected particle; of the best partial one if none completed.
+        token_ids: Its tokens, without the end token.
+        finish_reason: How it ended.
+        log_evidence: Estimate of `log Σ_x p(x)^α Π Ψ(x)`; `exp` of it is unbiased if there was
+            no restart (after M failed starts it is the average over all M + 1). −inf if
+            every particle died.
+        particles: All N of them.
+        selected: Indices into `particles`: one, or with `select="all"` one for each distinct
+            value, heaviest first. Empty if every particle died.
+        steps: What happened at each step.
+        usage: Counts and seconds.
+        seed: Generates this result again, for this prompt alone.
+        restarts: How often the run started again because every particle had died.
+        warnings: What the reader should know: fallbacks taken, proposals that do not cover.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    log_evidence: float
+    particles: tuple[Particle, ...]
+    selected: tuple[int, ...]
+    steps: tuple[Step, ...]
+    usage: Usage
+    seed: int
+    restarts: int
+    warnings: tuple[str, ...]
+    _parse: Callable[[str], T] = field(repr=False, compare=False)
+    _key: Callable[[str], Any] = field(repr=False, compare=False)
+
+    @property
+    def value(self) -> T:
+        """The answer in the requested output type.
+
+        Raises:
+            IncompleteOutputError: No particle completed a valid output; carries the partial text.
+            OutputValidationError: The output type refuses the text (custom validators).
+        """
+        if not self.selected:
+            if self.finish_reason == "length":
+                what = "no particle completed a valid output within max_tokens"
+                todo = "raise max_tokens or n_particles"
+            else:
+                what = "every particle reached weight 0"
+                todo = "raise n_particles, or check that the potentials allow any text"
+            raise IncompleteOutputError(
+                f"{what} (best partial text: {self.text!r}); {todo}",
+                text=self.text,
+                finish_reason=self.finish_reason,
+            )
+        return self._parse(self.text)
+
+    @property
+    def values(self) -> list[Weighted[T]]:
+        """All distinct values among the particles of positive weight, heaviest first.
+
+        Raises:
+            OutputValidationError: The output type refuses one of the texts.
+        """
+        total: dict[Any, float] = {}
+        text: dict[Any, str] = {}
+        for p in self.particles:
+            if p.weight > 0:
+                key = self._key(p.text)
+                total[key] = total.get(key, 0.0) + p.weight
+                text.setdefault(key, p.text)
+        ranked = sorted(total, key=lambda k: -total[k])
+        return [Weighted(self._parse(text[k]), text[k], total[k]) for k in ranked]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the value, as plain data (infinities as floats)."""
+        names = [f for f in self.__dataclass_fields__ if not f.startswith("_")]
+        plain = {name: getattr(self, name) for name in names}
+        plain["particles"] = [asdict(p) for p in self.particles]
+        plain["steps"] = [asdict(s) for s in self.steps]
+        plain["usage"] = asdict(self.usage)
+        return plain
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """A step was made. The texts may still be cut by later resampling.
+
+    Attributes:
+        index: Position of the prompt in the request.
+        step: The record that also enters the result.
+        texts: `[N]` texts so far, after resampling.
+    """
+
+    index: int
+    step: Step
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ResultEvent(Generic[T]):
+    """A prompt is done."""
+
+    index: int
+    result: Result[T]
+
+
+@dataclass(frozen=True)
+class ErrorEvent:
+    """A prompt failed; the others go on."""
+
+    index: int
+    error: Exception
+
+
+Event = StepEvent | ResultEvent[T] | ErrorEvent
