@@ -190,12 +190,16 @@ class StepEvent:
     Attributes:
         index: Position of the prompt in the request.
         step: The record that also enters the result.
-        texts: `[N]` texts so far, after resampling.
     """
 
     index: int
     step: Step
-    texts: tuple[str, ...]
+    _texts: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """`[N]` texts so far, after resampling. Read it before asking for the next event."""
+        return self._texts()
 
 
 @dataclass(frozen=True)

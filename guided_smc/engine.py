@@ -1,0 +1,464 @@
+"""The particle engine: draft, verify, weigh, score, resample, over a batch of prompts.
+
+`Engine.step` is one step of SMC speculative decoding (arXiv 2604.15672) for every live particle of
+every prompt in the batch, with the user's potentials in the same weight. For a particle with
+tokens `x_1..t` it draws up to K tokens from the masked draft `q̃ ∝ q · m`, one more from the
+masked target `p^α · m / Z`, and multiplies its weight by `p^α / q̃` for each; for the last one
+that is Z. The target is never renormalised over the mask.
+
+Properly weighted: for any function f of finished texts, the expectation of
+`exp(log_evidence) · Σ_n W_n f(x_n)` is `Σ_x p(x)^α Π Ψ(x) f(x)`, whatever K, the draft (as long as
+it can draw what the target can), the resampling threshold and the scheme.
+
+The engine knows no grammar library, no reward and no model library.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from guided_smc.errors import GuidedSMCError, ModelError
+from guided_smc.models.base import LanguageModel, Session
+from guided_smc.population import Population, Request, Status
+from guided_smc.results import ErrorEvent, Event, ResultEvent, Step, StepEvent
+from guided_smc.sampling import (
+    NEG_INF,
+    draw,
+    empty_bitmask,
+    masked_log_probs,
+    scale,
+    target_log_probs,
+    unpack_bitmask,
+)
+
+
+@dataclass
+class Block:
+    """What one step has proposed for each of R live particles.
+
+    Attributes:
+        tokens: int64 `[R, K + 1]`.
+        count: int64 `[R]`, tokens that count; behind an end token or a death none does.
+        log_p, log_q: float64 `[R]`, summed over the tokens that count.
+        ended: bool `[R]`: the last token that counts ends the text.
+        dead: bool `[R]`: nothing could be drawn.
+    """
+
+    tokens: np.ndarray
+    count: np.ndarray
+    log_p: np.ndarray
+    log_q: np.ndarray
+    ended: np.ndarray
+    dead: np.ndarray
+
+
+class Engine:
+    """Runs requests over a target and an optional draft; groups join and leave between steps.
+
+    Args:
+        target: The model whose law is sampled.
+        draft: Proposes blocks; must share the target's tokenizer.
+        max_rows: Most particles to run at once. A request joins when its particles fit (a request
+            with more particles than that runs alone).
+    """
+
+    def __init__(
+        self, target: LanguageModel, draft: LanguageModel | None = None, *, max_rows: int = 64
+    ) -> None:
+        self.target = target
+        self.draft = draft
+        self.max_rows = max_rows
+        self.vocabulary = target.vocabulary
+        self._eos = np.array(self.vocabulary.eos_ids)
+        self._ordinary = torch.from_numpy(self.vocabulary.ordinary)
+        real = torch.from_numpy(self.vocabulary.real)
+        self._padding = None if bool(real.all()) else ~real
+        self._target_session: Session = target.start_session()
+        self._draft_session: Session | None = draft.start_session() if draft else None
+        self._waiting: deque[Population[Any]] = deque()
+        self._running: list[Population[Any]] = []
+        self._seconds: dict[str, float] = {}
+
+    def add(self, request: Request[Any]) -> None:
+        """Queue a request."""
+        self._waiting.append(Population(request, self.vocabulary))
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs or waits."""
+        return bool(self._running or self._waiting)
+
+    @property
+    def free_rows(self) -> int:
+        """Particles that could join now, those waiting counted in."""
+        return self.max_rows - sum(p.n for p in (*self._running, *self._waiting))
+
+    def step(self) -> Iterator[Event[Any]]:
+        """One step for every running prompt; yields a StepEvent for each and those that end."""
+        self._seconds = {}
+        self._admit()
+        running = self._running
+        rows = [(g, int(s)) for g, p in enumerate(running) for s in p.live]
+        block_sizes = [p.block_size() for p in running]
+        errors: dict[int, Exception] = {}
+        block = self._propose(rows, block_sizes, errors)
+
+        events: list[Event[Any]] = []
+        stay: list[Population[Any]] = []
+        index: list[int] = []  # the rows that go on, each by the row of its ancestor
+        first = 0
+        for g, population in enumerate(running):
+            slots = population.live
+            row_of = {int(s): first + i for i, s in enumerate(slots)}
+            mine = slice(first, first + len(slots))
+            first += len(slots)
+            if g not in errors:
+                try:
+                    step = self._settle(population, slots, block, mine, block_sizes[g])
+                except GuidedSMCError as error:
+                    errors[g] = error
+            if g in errors:
+                events.append(ErrorEvent(population.request.index, errors[g]))
+                continue
+            events.append(StepEvent(population.request.index, step, population.texts))
+            if len(population.live):
+                stay.append(population)
+                index += [row_of[step.ancestors[s]] for s in population.live]
+            elif population.all_dead and population.may_restart():
+                self._waiting.appendleft(population)
+            else:
+                events.append(ResultEvent(population.request.index, population.result()))
+        self._running = stay
+        with self._timed("resample"):
+            if index != list(range(len(rows))):
+                for session in self._sessions():
+                    session.reorder(torch.tensor(index, dtype=torch.int64))
+        shares = np.bincount([g for g, _ in rows], minlength=len(running)) / max(len(rows), 1)
+        self._book(running, shares)
+        yield from events
+
+    # -- joining ---------------------------------------------------------------------------------
+
+    def _sessions(self) -> list[Session]:
+        return [s for s in (self._target_session, self._draft_session) if s is not None]
+
+    def _admit(self) -> None:
+        """Let waiting prompts join as far as their particles fit, with one prefill for each.
+
+        The last token of a prompt is held back: it is the first that a step feeds, and the first
+        token of the text is then drawn per particle, like every other.
+        """
+        joining: list[Population[Any]] = []
+        rows = sum(p.n for p in self._running)
+        while self._waiting:
+            n = self._waiting[0].n
+            if rows + n > self.max_rows and rows > 0:
+                break
+            joining.append(self._waiting.popleft())
+            joining[-1].begin()
+            rows += n
+        if not joining:
+            return
+        prompts = [p.request.prompt_ids[:-1] for p in joining]
+        copies = [p.n for p in joining]
+        with self._timed("prefill"):
+            self._target_session.prefill(prompts, copies)
+            if self._draft_session is not None:
+                self._draft_session.prefill(prompts, copies)
+        lengths = np.array([1 + len(p) for p in prompts])
+        self._book(joining, lengths / lengths.sum())
+        self._running = self._running + joining
+
+    # -- proposing -------------------------------------------------------------------------------
+
+    def _propose(
+        self,
+        rows: list[tuple[int, int]],
+        block_sizes: list[int],
+        errors: dict[int, Exception],
+    ) -> Block:
+        """Draft K tokens, verify them in one target pass, and draw the bonus token."""
+        running = self._running
+        n_rows = len(rows)
+        k_row = np.array([block_sizes[g] for g, _ in rows], dtype=np.int64)
+        width = int(k_row.max(initial=0))
+        last = np.array([[running[g].tokens[s, running[g].length[s]]] for g, s in rows])
+        # One uniform per slot and position, drawn by the prompt's own generator: a prompt's
+        # draws do not depend on who shares its batch.
+        uniforms = [p.rng.random((k + 1, p.n)) for p, k in zip(running, block_sizes, strict=True)]
+        block = Block(
+            tokens=np.zeros((n_rows, width + 1), dtype=np.int64),
+            count=np.zeros(n_rows, dtype=np.int64),
+            log_p=np.zeros(n_rows),
+            log_q=np.zeros(n_rows),
+            ended=np.zeros(n_rows, dtype=bool),
+            dead=np.zeros(n_rows, dtype=bool),
+        )
+
+        for k in range(width):
+            active = ~block.ended & ~block.dead & (k < k_row)
+            if not active.any():
+                break
+            with self._timed("draft"):
+                scores = self._draft_scores(rows, active)
+            u = np.array([uniforms[g][k, s] if k < block_sizes[g] else 0.0 for g, s in rows])
+            self._take(rows, block, active, scores, u, errors, draft=True)
+
+        with self._timed("verify"):
+            feed = np.concatenate([last, block.tokens[:, :width]], axis=1)
+            logits = self._target_session.extend(
+                torch.from_numpy(feed), torch.from_numpy(1 + block.count), last_only=False
+            )
+            log_p_last = self._verify(rows, block, logits)
+        active = ~block.ended & ~block.dead
+        u = np.array([uniforms[g][-1, s] for g, s in rows])
+        self._take(rows, block, active, log_p_last, u, errors, draft=False)
+        for population, k in zip(running, block_sizes, strict=True):
+            population.usage.target_passes += 1
+            population.usage.draft_passes += k
+        return block
+
+    def _draft_scores(self, rows: list[tuple[int, int]], active: np.ndarray) -> torch.Tensor:
+        """Unnormalised log q `[R, V]` after each active row's tokens."""
+        assert self._draft_session is not None
+        running = self._running
+        lacks: list[np.ndarray] = []
+        for (g, s), on in zip(rows, active, strict=True):
+            p = running[g]
+            holds, has = int(p.draft_holds[s]), 1 + int(p.length[s])
+            lacks.append(p.tokens[s, holds:has] if on else p.tokens[s, :0])
+            if on:
+                p.draft_holds[s] = has
+        feed = np.zeros((len(rows), max(len(x) for x in lacks)), dtype=np.int64)
+        for r, x in enumerate(lacks):
+            feed[r, : len(x)] = x
+        counts = torch.tensor([len(x) for x in lacks])
+        logits = self._draft_session.extend(torch.from_numpy(feed), counts, last_only=True)
+        logits = self._over_vocabulary(logits)
+        temperatures = [running[g].draft_temperature for g, _ in rows]
+        if len(set(temperatures)) == 1:
+            return scale(logits, temperatures[0])
+        t = torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)
+        return (logits - logits.amax(dim=-1, keepdim=True)) / t.unsqueeze(-1)
+
+    def _verify(
+        self, rows: list[tuple[int, int]], block: Block, logits: torch.Tensor
+    ) -> torch.Tensor:
+        """Add log p of the drafted tokens to the block; return log p `[R, V]` after the last."""
+        logits = self._over_vocabulary(logits)
+        n_rows, width = logits.shape[0], logits.shape[1] - 1
+        device = logits.device
+        # Requests that transform the target alike go together: mostly all of them.
+        kinds: dict[tuple[Any, ...], list[int]] = {}
+        for r, (g, _) in enumerate(rows):
+            kinds.setdefault(self._running[g].target_transform, []).append(r)
+        at = torch.from_numpy(block.count).to(device)
+        log_p_last = torch.empty(n_rows, logits.shape[-1], device=device)
+        chosen = torch.zeros(n_rows, width, device=device)
+        drafted = torch.from_numpy(block.tokens[:, :width]).to(device)
+        for (temperature, top_k, top_p, min_p), members in kinds.items():
+            some = slice(None) if len(members) == n_rows else torch.tensor(members, device=device)
+            log_p = target_log_probs(
+                logits[some], temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+            )
+            chosen[some] = log_p[:, :width].gather(-1, drafted[some].unsqueeze(-1)).squeeze(-1)
+            which = torch.arange(log_p.shape[0], device=device)
+            log_p_last[some] = log_p[which, at[some]]
+        counts = torch.arange(width, device=device) < at.unsqueeze(-1)
+        # Beyond the tokens that count the logits mean nothing and may be NaN.
+        chosen = torch.where(counts, chosen, torch.zeros_like(chosen))
+        block.log_p += chosen.double().sum(-1).cpu().numpy()
+        return log_p_last
+
+    def _take(
+        self,
+        rows: list[tuple[int, int]],
+        block: Block,
+        active: np.ndarray,
+        scores: torch.Tensor,
+        uniforms: np.ndarray,
+        errors: dict[int, Exception],
+        *,
+        draft: bool,
+    ) -> None:
+        """Draw one token for every active row from `exp(scores) · mask` and append it."""
+        running = self._running
+        with self._timed("mask"):
+            mask = self._mask(rows, active, errors)
+        with self._timed("draft" if draft else "verify"):
+            if mask is not None:
+                mask = mask.to(scores.device)
+            log_p = scores
+            powers = np.array([running[g].options.power for g, _ in rows])
+            if not draft and np.any(powers != 1.0):
+                # 0 · (−inf) does not occur: α > 0
+                alpha = torch.from_numpy(powers).to(scores.device, scores.dtype)
+                scores = scores * alpha.unsqueeze(-1)
+            if not draft and mask is None and np.all(powers == 1.0):
+                # The target proposes for itself: already normalised, and Z is 1.
+                log_q, log_z = log_p, log_p.amax(dim=-1)
+            else:
+                log_q, log_z = masked_log_probs(scores, mask)
+            broken = active & log_z.isnan().cpu().numpy()
+            if draft and mask is not None and bool(log_z.isneginf().any()):
+                # The draft gives no mass to what the mask allows: propose from the mask alone.
+                flat = scores.masked_fill(log_z.isneginf().unsqueeze(-1), 0.0)
+                log_q, log_z = masked_log_probs(flat, mask)
+            tokens = draw(log_q, torch.from_numpy(uniforms))
+            taken = tokens.unsqueeze(-1)
+            log_q_taken = log_q.gather(-1, taken).squeeze(-1).double().cpu().numpy()
+            log_p_taken = log_p.gather(-1, taken).squeeze(-1).double().cpu().numpy()
+            token = tokens.cpu().numpy()
+            died = active & ~log_z.isfinite().cpu().numpy()
+        block.dead |= died
+        for r in np.flatnonzero(broken):
+            name = (self.draft if draft and self.draft else self.target).name
+            errors[rows[r][0]] = ModelError(
+                f"model {name!r} gave logits that are NaN; try another dtype (bfloat16 or float32)"
+            )
+        is_eos = np.isin(token, self._eos)
+        with self._timed("mask"):
+            for r in np.flatnonzero(active & ~died):
+                g, s = rows[r]
+                population = running[g]
+                t = int(token[r])
+                block.tokens[r, block.count[r]] = t
+                block.count[r] += 1
+                block.log_q[r] += log_q_taken[r]
+                if not draft:
+                    block.log_p[r] += log_p_taken[r]
+                if is_eos[r]:
+                    block.ended[r] = True
+                    continue
+                block.ended[r] = population.ends(s, t)
+                population.append(s, t)
+                if population.states and not population.states[s].advance(t):
+                    block.dead[r] = True
+
+    def _mask(
+        self, rows: list[tuple[int, int]], active: np.ndarray, errors: dict[int, Exception]
+    ) -> torch.Tensor | None:
+        """Bool `[R, V]`: what each active row may draw; None if every row may draw anything.
+
+        A constrained text at the length cap may only end: the target is conditioned on finishing.
+        """
+        width = len(self.vocabulary)
+        constrained = [
+            (r, self._running[g], g, s)
+            for r, (g, s) in enumerate(rows)
+            if active[r] and self._running[g].states
+        ]
+        if not constrained:
+            return None
+        mask = torch.ones(len(rows), width, dtype=torch.bool)
+        by_constraint: dict[int, list[tuple[int, Population[Any], int, int]]] = {}
+        for item in constrained:
+            by_constraint.setdefault(id(item[1].request.constraint), []).append(item)
+        for items in by_constraint.values():
+            constraint = items[0][1].request.constraint
+            assert constraint is not None
+            states = [p.states[s] for _, p, _, s in items]
+            bits = empty_bitmask(len(items), width)
+            try:
+                constraint.fill_masks(states, bits)
+                accepting = torch.tensor([state.accepting for state in states])
+            except GuidedSMCError as error:
+                for r, _, g, _ in items:
+                    errors[g] = error
+                    mask[r] = False
+                continue
+            part = unpack_bitmask(bits, width) & self._ordinary
+            at_cap = [bool(p.length[s] >= p.options.max_tokens) for _, p, _, s in items]
+            part[torch.tensor(at_cap)] = False
+            part[:, list(self.vocabulary.eos_ids)] = accepting.unsqueeze(-1)
+            mask[[r for r, *_ in items]] = part
+        return mask
+
+    def _over_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits over exactly the target's ids; those of ids that are no tokens are −inf."""
+        width = len(self.vocabulary)
+        if logits.shape[-1] > width:
+            logits = logits[..., :width]
+        elif logits.shape[-1] < width:
+            logits = torch.nn.functional.pad(logits, (0, width - logits.shape[-1]), value=NEG_INF)
+        if self._padding is not None:
+            logits = logits.masked_fill(self._padding.to(logits.device), NEG_INF)
+        return logits
+
+    # -- settling --------------------------------------------------------------------------------
+
+    def _settle(
+        self,
+        population: Population[Any],
+        slots: np.ndarray,
+        block: Block,
+        mine: slice,
+        block_size: int,
+    ) -> Step:
+        """Weigh, end, score and resample one prompt's particles."""
+        ended, dead = block.ended[mine], block.dead[mine]
+        population.usage.particle_tokens += int(block.count[mine].sum())
+        at_cap = population.length[slots] >= population.options.max_tokens
+        constrained = bool(population.states)
+        for i in np.flatnonzero(dead):
+            population.kill(int(slots[i]), Status.DEAD_AT_CAP if at_cap[i] else Status.DEAD)
+        for i in np.flatnonzero(ended & ~dead):
+            population.status[slots[i]] = Status.STOPPED
+        for i in np.flatnonzero(at_cap & ~ended & ~dead):
+            s = int(slots[i])
+            if not constrained:
+                population.status[s] = Status.CUT
+            elif not population.states[s].accepting:
+                population.kill(s, Status.DEAD_AT_CAP)
+        population.weigh(slots, block.log_p[mine], block.log_q[mine])
+        with self._timed("potentials"):
+            population.score(slots)
+        with self._timed("resample"):
+            return population.finish_step(block_size=block_size, live=len(slots))
+
+    # -- accounting ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def _book(self, populations: Sequence[Population[Any]], shares: np.ndarray) -> None:
+        """Book the seconds since the last booking to prompts by their shares of the work."""
+        for population, share in zip(populations, shares.tolist(), strict=True):
+            booked = population.usage.seconds
+            for phase, seconds in self._seconds.items():
+                booked[phase] = booked.get(phase, 0.0) + seconds * share
+        self._seconds = {}
+
+
+def run(
+    target: LanguageModel,
+    requests: Iterable[Request[Any]],
+    *,
+    draft: LanguageModel | None = None,
+    max_rows: int = 64,
+) -> Iterator[Event[Any]]:
+    """Run requests to the end; they are asked for one by one, as particles fit."""
+    engine = Engine(target, draft, max_rows=max_rows)
+    pending = iter(requests)
+    exhausted = False
+    while True:
+        while not exhausted and engine.free_rows > 0:
+            request = next(pending, None)
+            if request is None:
+                exhausted = True
+            else:
+                engine.add(request)
+        if not engine.busy:
+            return
+        yield from engine.step()

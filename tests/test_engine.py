@@ -1,0 +1,449 @@
+"""What the engine does at the edges: ends, caps, stops, zero weights, failures, selection."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support import VOCABULARY, Language, Score, request, results
+
+from guided_smc.engine import Engine, run
+from guided_smc.errors import (
+    IncompleteOutputError,
+    ModelError,
+    OptionError,
+    PotentialError,
+    PromptError,
+)
+from guided_smc.models.table import TableModel
+from guided_smc.options import make_options
+from guided_smc.population import Request
+from guided_smc.results import ErrorEvent, ResultEvent, StepEvent
+from guided_smc.vocabulary import Vocabulary
+
+TARGET = TableModel.random(VOCABULARY, seed=11, eos_probability=0.1)
+DRAFT = TableModel.random(VOCABULARY, seed=22, eos_probability=0.1)
+ANYTHING = Language(lambda t: True, 4)
+
+
+def one(target=TARGET, *, draft=None, max_restarts=0, **kwargs):
+    r = request(target, (0,), **kwargs)
+    r.options = make_options(r.options, max_restarts=max_restarts)
+    (result,) = results(run(target, [r], draft=draft))
+    return result
+
+
+def fixed(*tokens: int, vocabulary=VOCABULARY) -> TableModel:
+    """A model that says these tokens after a prompt of one, then ends."""
+
+    def row(context):
+        p = np.zeros(len(vocabulary))
+        said = len(context) - 1
+        p[tokens[said] if said < len(tokens) else vocabulary.eos_ids[0]] = 1.0
+        return p
+
+    return TableModel(row, vocabulary)
+
+
+@pytest.mark.parametrize("block_size", [0, 1, 2, 3, 5])
+def test_an_end_token_ends_the_text_wherever_in_a_block_it_falls(block_size):
+    model = fixed(1, 2)
+    result = one(model, draft=model, block_size=block_size, n_particles=2, max_tokens=9)
+    assert result.text == "bc"
+    assert result.finish_reason == "stop"
+    assert result.usage.particle_tokens == 2 * 3
+
+
+@pytest.mark.parametrize("block_size", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4])
+def test_without_a_constraint_the_cap_cuts_and_the_reason_is_length(block_size, max_tokens):
+    model = fixed(0, 1, 2, 3)
+    result = one(model, draft=model, block_size=block_size, n_particles=2, max_tokens=max_tokens)
+    assert result.text == "abcd"[:max_tokens]
+    assert result.finish_reason == "length"
+    assert result.log_evidence == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("block_size", [0, 1, 3])
+def test_no_text_is_longer_than_the_cap(block_size):
+    for seed in range(20):
+        for constraint in (None, ANYTHING):
+            result = one(
+                draft=DRAFT,
+                block_size=block_size,
+                max_tokens=3,
+                seed=seed,
+                constraint=constraint,
+            )
+            assert all(len(p.token_ids) <= 3 for p in result.particles)
+
+
+@pytest.mark.parametrize("block_size", [0, 1, 2, 3])
+def test_a_stop_string_ends_the_text_and_is_not_part_of_it(block_size):
+    vocabulary = Vocabulary([b"ab", b"ca", b"c", b"b", b""], eos_ids=[4])
+    model = fixed(0, 1, 3, 2, 2, vocabulary=vocabulary)
+    result = one(model, draft=model, block_size=block_size, n_particles=1, stop="cab")
+    assert result.text == "ab"
+    assert result.finish_reason == "stop"
+    assert len(result.token_ids) == 3
+
+
+def test_the_potential_sees_the_text_before_the_stop_string():
+    seen = []
+
+    def score(text):
+        seen.append(text)
+        return 0.0
+
+    one(fixed(0, 1, 2), stop="b", potentials=[Score(score, prefixes=False)], n_particles=1)
+    assert seen == ["a"]
+
+
+def test_all_weights_zero_is_a_result_with_the_partial_text():
+    needs_five = Language(lambda t: len(t) == 5, 5)
+    result = one(constraint=needs_five, max_tokens=3, max_restarts=2)
+    assert result.log_evidence == -math.inf
+    assert result.finish_reason == "length"
+    assert result.restarts == 2
+    assert len(result.text) == 3
+    assert result.selected == ()
+    assert all(p.weight == 0 for p in result.particles)
+    with pytest.raises(IncompleteOutputError, match="max_tokens") as caught:
+        _ = result.value
+    assert caught.value.text == result.text
+    assert result.values == []
+
+
+def test_a_potential_that_forbids_everything_is_not_a_length_failure():
+    result = one(potentials=[Score(lambda t: -math.inf, prefixes=True)])
+    assert result.finish_reason == "failed"
+    with pytest.raises(IncompleteOutputError, match="weight 0"):
+        _ = result.value
+
+
+def test_a_run_that_died_starts_again_and_says_so():
+    lucky = Score(lambda t: 0.0 if t.startswith("b") else -math.inf, prefixes=True)
+    restarted = [
+        one(potentials=[lucky], n_particles=1, max_restarts=50, seed=seed) for seed in range(10)
+    ]
+    assert any(r.restarts > 0 for r in restarted)
+    assert all(r.text.startswith("b") for r in restarted)
+    # The evidence is the average over all starts.
+    for r in restarted:
+        assert r.log_evidence == pytest.approx(-math.log(1 + r.restarts), abs=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_a_potential_that_gives_nan_or_infinity_is_named_with_its_text(bad, prefixes):
+    potential = Score(lambda t: bad if "b" in t else 0.0, prefixes=prefixes, name="my potential")
+    with pytest.raises(PotentialError, match="my potential") as caught:
+        one(potentials=[potential], n_particles=16, max_tokens=8)
+    assert "b" in caught.value.text
+    assert caught.value.potential == "my potential"
+
+
+def test_a_potential_that_raises_or_miscounts_is_named():
+    def fails(text):
+        raise ZeroDivisionError("oops")
+
+    with pytest.raises(PotentialError, match=r"broken.*ZeroDivisionError: oops"):
+        one(potentials=[Score(fails, prefixes=False, name="broken")])
+
+    class Miscounts(Score):
+        def log_complete(self, completions):
+            return [0.0] * (len(completions) + 1)
+
+    with pytest.raises(PotentialError, match="shape"):
+        one(potentials=[Miscounts(len, prefixes=False)])
+
+
+def test_a_failing_request_does_not_hurt_its_neighbours():
+    bad = request(TARGET, (0,), index=1, potentials=[Score(lambda t: math.nan, prefixes=True)])
+    good = [request(TARGET, (0,), index=i, seed=i) for i in (0, 2)]
+    events = list(run(TARGET, [good[0], bad, good[1]]))
+    assert [e.index for e in events if isinstance(e, ErrorEvent)] == [1]
+    texts = {e.index: e.result.text for e in events if isinstance(e, ResultEvent)}
+    assert texts == {i: one(seed=i).text for i in (0, 2)}
+
+
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_weights_of_minus_1e5_are_ordinary(prefixes):
+    score = Score(lambda t: -1e5 - 1000.0 * len(t), prefixes=prefixes)
+    result = one(potentials=[score], n_particles=16, max_tokens=4)
+    assert math.isfinite(result.log_evidence)
+    assert result.log_evidence < -1e5
+    assert sum(p.weight for p in result.particles) == pytest.approx(1.0)
+
+
+def test_padded_ids_are_never_sampled_and_weigh_nothing():
+    vocabulary = Vocabulary([b"a", b"", None, None], eos_ids=[1])
+
+    class Padded(TableModel):
+        def start_session(self):
+            session = super().start_session()
+            extend = session.extend
+
+            def with_mass_on_padding(tokens, counts, *, last_only):
+                logits = extend(tokens, counts, last_only=last_only)
+                logits[..., 2:] = 3.0
+                return logits
+
+            session.extend = with_mass_on_padding
+            return session
+
+    model = Padded(lambda context: [0.5, 0.5, 0, 0], vocabulary)
+    for block_size in (0, 2):
+        result = one(model, draft=model, block_size=block_size, n_particles=50)
+        assert {t for p in result.particles for t in p.token_ids} <= {0}
+        assert result.log_evidence == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_draft_with_more_or_fewer_padded_logits_is_aligned():
+    narrow = Vocabulary(VOCABULARY.tokens[:5], eos_ids=[4])
+    wide = Vocabulary([*VOCABULARY.tokens, None, None], eos_ids=[4], special_ids=[5])
+    for vocabulary in (narrow, wide):
+        draft = TableModel.random(vocabulary, seed=1, eos_probability=0.1)
+        result = one(draft=draft, block_size=2, max_tokens=5)
+        assert math.isfinite(result.log_evidence)
+
+
+def test_special_tokens_are_never_inside_a_constrained_text():
+    for seed in range(20):
+        result = one(constraint=ANYTHING, seed=seed, draft=DRAFT, block_size=2, max_tokens=4)
+        assert all(5 not in p.token_ids for p in result.particles if p.weight > 0)
+    unconstrained = [one(seed=seed, max_tokens=8) for seed in range(5)]
+    assert any(5 in p.token_ids for r in unconstrained for p in r.particles)
+
+
+def test_a_model_that_gives_nan_is_an_error():
+    class Broken(TableModel):
+        def start_session(self):
+            session = super().start_session()
+            session.extend = lambda tokens, counts, last_only: torch.full(
+                (*tokens.shape, 6), float("nan")
+            )
+            return session
+
+    with pytest.raises(ModelError, match="NaN"):
+        one(Broken(lambda context: [1, 0, 0, 0, 0, 0], VOCABULARY, name="broken"))
+
+
+def test_a_draft_without_mass_on_what_the_mask_allows_proposes_from_the_mask():
+    draft = fixed(3, 3, 3, 3)
+    only_a = Language(lambda t: t in ("aa", "ab"), 2)
+    result = one(draft=draft, block_size=2, constraint=only_a, n_particles=32)
+    assert {p.text for p in result.particles if p.weight > 0} == {"aa", "ab"}
+
+
+def test_temperature_zero_is_greedy():
+    result = one(temperature=0, max_tokens=4)
+    text: tuple[int, ...] = ()
+    for _ in range(4):
+        top = int(TARGET.probabilities((0, *text)).argmax())
+        if top == 4:
+            break
+        text = (*text, top)
+    assert {p.token_ids for p in result.particles} == {text}
+
+
+def test_the_same_seed_gives_the_same_result_and_another_seed_another():
+    def run_once(seed):
+        record = one(draft=DRAFT, block_size=2, seed=seed, max_tokens=12).to_dict()
+        del record["usage"]
+        return record
+
+    assert run_once(7) == run_once(7)
+    assert run_once(7) != run_once(8)
+
+
+def test_the_global_random_state_is_neither_used_nor_changed():
+    torch.manual_seed(1)
+    np.random.seed(1)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    first = one(seed=3, draft=DRAFT, block_size=1)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == np.random.get_state()[1].tolist()
+    torch.manual_seed(2)
+    np.random.seed(2)
+    assert one(seed=3, draft=DRAFT, block_size=1).text == first.text
+
+
+def test_events_tell_every_step_and_then_the_result():
+    r = request(TARGET, (0,), n_particles=3, max_tokens=5, seed=1)
+    steps, texts = [], []
+    for event in run(TARGET, [r]):
+        if isinstance(event, StepEvent):
+            steps.append(event.step)
+            texts.append(event.texts)
+        else:
+            result = event.result
+    assert result.steps == tuple(steps)
+    assert [s.index for s in steps] == list(range(len(steps)))
+    assert all(0 < s.ess <= 3 + 1e-9 for s in steps)
+    assert texts[-1] == tuple(p.text for p in result.particles)
+    assert steps[-1].log_evidence == pytest.approx(result.log_evidence)
+
+
+def test_ancestors_trace_each_particle_through_the_resampled_steps():
+    score = Score(lambda t: 2.0 * t.count("b"), prefixes=True)
+    r = request(
+        TARGET, (0,), n_particles=6, max_tokens=6, ess_threshold=1, potentials=[score], seed=5
+    )
+    histories = []
+    for event in run(TARGET, [r]):
+        if isinstance(event, StepEvent):
+            histories.append(event.texts)
+        else:
+            result = event.result
+    assert any(s.resampled for s in result.steps)
+    for slot, particle in enumerate(result.particles):
+        assert len(particle.ancestors) == len(result.steps)
+        line = [*particle.ancestors[1:], slot]
+        for texts, at in zip(histories, line, strict=True):
+            assert particle.text.startswith(texts[at])
+
+
+def test_particles_report_their_potentials():
+    result = one(potentials=[Score(len, prefixes=True, name="a"), Score(len, prefixes=False)])
+    for p in result.particles:
+        assert p.log_potentials == {"a": len(p.text), "score": len(p.text)}
+
+
+class TestSelection:
+    TWO = Language(lambda t: t in ("a", "b", "c"), 1)
+
+    def run(self, select, **kwargs):
+        model = TableModel(
+            lambda context: [0.3, 0.25, 0.45, 0, 0, 0] if len(context) == 1 else [0, 0, 0, 0, 1, 0],
+            VOCABULARY,
+        )
+        r = request(model, (0,), select=select, n_particles=64, ess_threshold=0, **kwargs)
+        r.value_key = lambda text: text if text == "c" else "a or b"
+        (result,) = results(run(model, [r]))
+        return result
+
+    def test_best_is_the_particle_of_largest_weight(self):
+        score = Score(lambda t: 1.0 if t == "b" else 0.0, prefixes=False)
+        assert self.run("best", potentials=[score]).text == "b"
+
+    def test_vote_adds_the_weights_of_equal_values(self):
+        assert self.run("vote").text in ("a", "b")
+
+    def test_sample_follows_the_weights_under_different_seeds(self):
+        drawn = [self.run("sample", seed=s).text for s in range(100)]
+        assert 20 <= drawn.count("c") <= 70
+        assert set(drawn) == {"a", "b", "c"}
+
+    def test_all_selects_each_distinct_value_heaviest_first(self):
+        result = self.run("all")
+        keys = ["c" if result.particles[s].text == "c" else "ab" for s in result.selected]
+        assert sorted(keys) == ["ab", "c"]
+        assert [v.weight for v in result.values] == sorted(
+            (v.weight for v in result.values), reverse=True
+        )
+        assert sum(v.weight for v in result.values) == pytest.approx(1.0)
+
+    def test_the_way_of_selection_does_not_change_the_particles(self):
+        particles = [self.run(s).particles for s in ("sample", "best", "vote", "all")]
+        assert all(p == particles[0] for p in particles)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"max_tokens": 0},
+        {"n_particles": 0},
+        {"n_particles": -3},
+        {"temperature": -1},
+        {"temperature": math.nan},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"power": 0},
+        {"block_size": -1},
+        {"ess_threshold": 2},
+        {"resampling": "magic"},
+        {"select": "worst"},
+        {"seed": -1},
+        {"stop": ""},
+        {"max_tokenz": 5},
+    ],
+    ids=str,
+)
+def test_an_impossible_option_is_named(option):
+    with pytest.raises(OptionError, match=next(iter(option))):
+        make_options(None, **option)
+
+
+def test_more_particles_than_rows_run_alone():
+    requests = [request(TARGET, (0,), index=i, seed=i, n_particles=6) for i in range(3)]
+    assert [r.text for r in results(run(TARGET, requests, max_rows=4))] == [
+        results(run(TARGET, [r]))[0].text for r in requests
+    ]
+
+
+def test_requests_are_pulled_only_when_their_particles_fit():
+    pulled = []
+
+    def source():
+        for i in range(10):
+            pulled.append(i)
+            yield request(TARGET, (0,), index=i, seed=i, n_particles=4, max_tokens=6)
+
+    events = run(TARGET, source(), max_rows=8)
+    next(events)
+    assert len(pulled) <= 3
+    rest = list(events)
+    assert len([e for e in rest if isinstance(e, ResultEvent)]) == 10
+
+
+def test_finished_particles_cost_no_rows():
+    engine = Engine(TARGET)
+    engine.add(request(TARGET, (0,), n_particles=8, max_tokens=20, ess_threshold=0))
+    rows = []
+    while engine.busy:
+        list(engine.step())
+        rows.append(len(engine._target_session.rows))
+    assert rows[-1] == 0
+    assert rows == sorted(rows, reverse=True)
+
+
+def test_table_models_encode_texts_and_refuse_what_they_cannot_spell():
+    assert TARGET.encode("abd") == [0, 1, 3]
+    assert TARGET.encode("") == [4]
+    assert TARGET.encode([1, 2]) == [1, 2]
+    with pytest.raises(PromptError):
+        TARGET.encode("xyz")
+    with pytest.raises(PromptError):
+        TARGET.encode([9])
+
+
+def test_a_table_whose_row_is_no_distribution_is_refused():
+    for row in ([0.5, 0.1, 0, 0, 0, 0], [1.5, -0.5, 0, 0, 0, 0], [1.0]):
+        model = TableModel(lambda context, row=row: row, VOCABULARY)
+        with pytest.raises(ModelError, match="row of context"):
+            model.probabilities((0,))
+
+
+def test_text_cut_in_the_middle_of_a_character_is_kept_as_bytes():
+    euro = "€".encode()
+    vocabulary = Vocabulary([euro[:1], euro[1:2], euro[2:], b""], eos_ids=[3])
+    model = fixed(0, 1, 2, vocabulary=vocabulary)
+    seen = []
+
+    def score(text):
+        seen.append(text)
+        return 0.0
+
+    result = one(model, potentials=[Score(score, prefixes=True)], n_particles=1)
+    assert result.text == "€"
+    assert seen == ["", "", "€", "€"]
+
+
+def test_requests_are_generic_over_their_value():
+    r: Request = request(TARGET, (0,))
+    r.parse = len
+    (result,) = results(run(TARGET, [r]))
+    assert result.value == len(result.text)
