@@ -1,0 +1,104 @@
+"""Causal language models of transformers behind the session interface.
+
+Two sessions, chosen by architecture:
+
+- `RowSession`: one K/V slab for all rows of the batch, ragged, through transformers' attention
+  and cache extension points. For models whose layers are full or sliding-window attention.
+- `GroupSession`: a transformers cache of its own for each prompt. For every other architecture
+  (recurrent and hybrid layers, attention that does not go through the interface).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from guided_smc.models.base import Session
+from guided_smc.models.groups import GroupSession
+from guided_smc.models.rows import ATTENTION, RowSession
+from guided_smc.vocabulary import Vocabulary
+
+
+class TransformersModel:
+    """A causal language model of transformers.
+
+    Args:
+        model: A `PreTrainedModel` with a language-model head, in eval mode.
+        vocabulary: Its tokens, as wide as its logits.
+        name: For messages.
+    """
+
+    def __init__(self, model: Any, vocabulary: Vocabulary, *, name: str) -> None:
+        self.model = model
+        self.vocabulary = vocabulary
+        self.name = name
+        config = model.config.get_text_config()
+        self.context_length: int | None = getattr(config, "max_position_embeddings", None)
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._takes_positions = "position_ids" in parameters
+        self.uses_rows = _rows_serve(model)
+        self.own_attention = model.config._attn_implementation
+        if self.uses_rows:
+            model.set_attn_implementation(ATTENTION)
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    def start_session(self) -> Session:
+        """A session with no rows."""
+        return RowSession(self) if self.uses_rows else GroupSession(self)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        cache: Any,
+        *,
+        positions: torch.Tensor | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+    ) -> torch.Tensor:
+        """Logits `[R, kept, V]` in float32.
+
+        Args:
+            tokens: int64 `[R, L]`.
+            cache: What the architecture's layers read and write.
+            positions: int64 `[R, L]`, or None where the cache tells.
+            logits_to_keep: Number of last positions to give logits for; 0 is all; or, for all rows
+                alike, the indices of the positions.
+        """
+        inputs: dict[str, Any] = {self._cache_argument: cache, "use_cache": True}
+        if positions is not None and self._takes_positions:
+            inputs["position_ids"] = positions.to(self.device)
+        output = self.model(
+            input_ids=tokens.to(self.device), logits_to_keep=logits_to_keep, **inputs
+        )
+        logits: torch.Tensor = output.logits
+        return logits.float()
+
+
+def _rows_serve(model: Any) -> bool:
+    """Whether every layer is full or sliding-window attention that takes its function from the
+    attention interface.
+    """
+    config = model.config.get_text_config()
+    kinds: Sequence[str] = getattr(config, "layer_types", None) or ["full_attention"]
+    if set(kinds) - {"full_attention", "sliding_attention"}:
+        return False
+    if not getattr(model, "_supports_attention_backend", False):
+        return False
+    # Recurrent state, cross-attention or a chunked window need more than K/V by position.
+    unlike = ("is_encoder_decoder", "attention_chunk_size", "mamba_d_state", "num_kv_shared_layers")
+    return not any(getattr(config, name, None) for name in unlike)
