@@ -340,8 +340,11 @@ class Engine:
                     continue
                 block.ended[r] = population.ends(s, t)
                 population.append(s, t)
-                if population.states and not population.states[s].advance(t):
-                    block.dead[r] = True
+                try:
+                    viable = not population.states or population.states[s].advance(t)
+                except GuidedSMCError as error:
+                    errors[g], viable = error, False
+                block.dead[r] |= not viable
 
     def _mask(
         self, rows: list[tuple[int, int]], active: np.ndarray, errors: dict[int, Exception]

@@ -172,3 +172,16 @@ def test_what_stands_behind_a_rows_count_leaves_no_trace():
     logits = session.extend(torch.tensor([[6], [6]]), torch.tensor([1, 1]), last_only=True)
     for r, row in enumerate([[1, 2, 3, 6], [1, 2, 3, 4, 5, 6]]):
         assert torch.allclose(logits[r], plain_logits(lm, row)[-1], atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba"])
+def test_rows_of_a_prompt_of_one_token_can_be_copied(name):
+    """Nothing is prefilled then: the engine holds the only token back."""
+    lm = build(name)
+    session = lm.start_session()
+    session.prefill([[]], [2])
+    session.extend(torch.tensor([[3], [4]]), torch.tensor([1, 1]), last_only=True)
+    session.reorder(torch.tensor([1, 1, 1]))
+    logits = session.extend(torch.tensor([[5], [6], [7]]), torch.tensor([1] * 3), last_only=True)
+    for r, row in enumerate([[4, 5], [4, 6], [4, 7]]):
+        assert torch.allclose(logits[r], plain_logits(lm, row)[-1], atol=2e-4)

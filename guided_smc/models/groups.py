@@ -32,6 +32,7 @@ class GroupSession:
         self._sizes: list[int] = []
         self._lengths: list[int] = []
 
+    @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> None:
         """Encode each prompt once, alone, and repeat its state."""
         for prompt, n in zip(prompts, copies, strict=True):
@@ -43,6 +44,7 @@ class GroupSession:
             self._sizes.append(n)
             self._lengths.append(len(prompt))
 
+    @torch.inference_mode()
     def extend(
         self, tokens: torch.Tensor, counts: torch.Tensor, *, last_only: bool
     ) -> torch.Tensor:
@@ -82,6 +84,7 @@ class GroupSession:
             dim=1,
         )
 
+    @torch.inference_mode()
     def reorder(self, index: torch.Tensor) -> None:
         """Select rows within each prompt; prompts without rows are forgotten."""
         owner = torch.arange(len(self._sizes)).repeat_interleave(torch.tensor(self._sizes))

@@ -204,6 +204,7 @@ class RowSession:
         self.cache = RowCache(self.n_layers)
         self.lengths = torch.zeros(0, dtype=torch.int64)
 
+    @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> None:
         """Encode each prompt once, in passes of prompts of similar length, then copy the rows."""
         first = len(self.lengths)
@@ -245,6 +246,7 @@ class RowSession:
                 layer.keys[rows, :, :n] = source.keys[g, :, :n]
                 layer.values[rows, :, :n] = source.values[g, :, :n]
 
+    @torch.inference_mode()
     def extend(
         self, tokens: torch.Tensor, counts: torch.Tensor, *, last_only: bool
     ) -> torch.Tensor:
@@ -275,6 +277,7 @@ class RowSession:
         finally:
             _current.cache = None
 
+    @torch.inference_mode()
     def reorder(self, index: torch.Tensor) -> None:
         """Copy only the rows that change; survivors that keep their place do not move."""
         n = len(index)

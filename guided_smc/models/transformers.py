@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from guided_smc.errors import ModelError
 from guided_smc.models.base import Session
 from guided_smc.models.groups import GroupSession
 from guided_smc.models.rows import ATTENTION, RowSession
@@ -38,7 +39,14 @@ class TransformersModel:
         config = model.config.get_text_config()
         self.context_length: int | None = getattr(config, "max_position_embeddings", None)
         parameters = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        # The name has changed over transformers' versions and is another for recurrent models.
+        names = [n for n in ("cache", "past_key_values", "cache_params") if n in parameters]
+        if not names:
+            raise ModelError(
+                f"model {name!r} ({type(model).__name__}) takes no cache, so it cannot be "
+                "continued token by token; use another model"
+            )
+        self._cache_argument = names[0]
         self._takes_positions = "position_ids" in parameters
         self.uses_rows = _rows_serve(model)
         self.own_attention = model.config._attn_implementation

@@ -1,0 +1,6 @@
+"""Constraints: languages that a text must belong to."""
+
+from guided_smc.grammars.json_schema import JsonSchema, from_output_type, json_schema
+from guided_smc.grammars.matching import Limits
+
+__all__ = ["JsonSchema", "Limits", "from_output_type", "json_schema"]

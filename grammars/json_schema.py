@@ -1,0 +1,327 @@
+r"""JSON Schema as a constraint: texts that are JSON and valid against the schema.
+
+Compiled by llguidance, whose states fork in microseconds. The promise is one-sided and firm: no
+text is accepted that the schema rejects. What cannot be enforced is refused by name when the
+constraint is made; what is narrower than JSON allows is only the spelling:
+
+- properties come in the schema's order, further ones after them;
+- numbers with bounds have no exponent and no trailing zeros, integers no fraction;
+- strings use no `\uXXXX` and no `\/` escapes (characters stand for themselves);
+- whitespace between tokens is bounded (see `json_schema`), and there is none around the value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable
+from decimal import Decimal, InvalidOperation
+from functools import cache
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import pydantic
+import torch
+from typing_extensions import TypeIs
+
+from guided_smc.errors import ConstraintError, OutputValidationError, UnsupportedConstraintError
+from guided_smc.grammars.keywords import Schema, depth, shorten
+from guided_smc.grammars.matching import EXACT_MASKS, CompiledGrammar, GrammarError, Limits
+from guided_smc.potentials import Constraint
+from guided_smc.vocabulary import Vocabulary
+
+Whitespace = Literal["compact", "flexible"]
+
+_WHITESPACE = {
+    "compact": "[ ]",
+    "flexible": r"[ ]|\r?\n([ ]{0,40}|\t{0,10})",
+}
+
+_REFUSALS = (
+    (r"oneOf constraints are not supported", "oneOf", "may hold for two alternatives at once"),
+    (r"circular references with sibling", "$ref", "refers to itself with keywords beside it"),
+    (r"m(in|ax)Properties", "minProperties|maxProperties", "cannot be counted here"),
+    (r"patternProperty regexes", "patternProperties", "has patterns that may overlap"),
+    (r"multipleOf", "multipleOf", "has too many digits"),
+    (r"range", "minimum|maximum|exclusiveMinimum|exclusiveMaximum", "cannot be a pattern"),
+)
+"""What llguidance says of a schema that it cannot enforce, the keywords meant, and why."""
+
+
+def json_schema(
+    schema: dict[str, Any] | bool | str | type[pydantic.BaseModel],
+    *,
+    whitespace: Whitespace = "flexible",
+    limits: Limits | None = None,
+) -> JsonSchema:
+    """A constraint to JSON that is valid against a schema.
+
+    Args:
+        schema: A JSON Schema as data or as JSON text, or a pydantic model. The objects of a
+            pydantic model have no further properties unless it says `extra="allow"`.
+        whitespace: Between tokens. `"flexible"`: nothing, a space, or a newline with up to 40
+            spaces or 10 tabs of indentation: what models like to write, and as probable under
+            them as unlimited whitespace, without the endless blanks. `"compact"`: nothing or one
+            space, so that the value stays on one line.
+        limits: What an untrusted schema may cost.
+
+    Raises:
+        UnsupportedConstraintError: A keyword that cannot be enforced, with its JSON path.
+        ConstraintError: Not a valid schema, unsatisfiable, or beyond the limits.
+    """
+    return JsonSchema(schema, whitespace=whitespace, limits=limits)
+
+
+class JsonSchema(Constraint):
+    """Texts that are JSON and valid against a schema. See `json_schema` for the arguments.
+
+    Attributes:
+        schema: The schema as plain data.
+        model: The pydantic model that values are parsed into, if one was given.
+    """
+
+    def __init__(
+        self,
+        schema: dict[str, Any] | bool | str | type[pydantic.BaseModel],
+        *,
+        whitespace: Whitespace = "flexible",
+        limits: Limits | None = None,
+    ) -> None:
+        if whitespace not in _WHITESPACE:
+            raise ConstraintError(
+                f"whitespace must be one of {sorted(_WHITESPACE)}, got {whitespace!r}"
+            )
+        self.limits = limits or Limits()
+        self.model: type[pydantic.BaseModel] | None = schema if is_model(schema) else None
+        self.name = self.model.__name__ if self.model else "json_schema"
+        text = _source(schema, self.limits)
+        self.schema: dict[str, Any] | bool = json.loads(text)
+        try:
+            checked = Schema(json.loads(text), closed=self.model is not None)
+            self._grammar = _grammar(checked.document, whitespace, checked.unicode_escapes)
+            self._levels = checked.levels
+            _compile_once(self._grammar, checked, self.limits)
+        except RecursionError:
+            raise ConstraintError("the schema is nested too deeply") from None
+        self._compiled: WeakKeyDictionary[Vocabulary, CompiledGrammar] = WeakKeyDictionary()
+
+    def compile(self, vocabulary: Vocabulary) -> CompiledGrammar:
+        """Bind to a vocabulary; done once for each.
+
+        Raises:
+            ConstraintError: The grammar is too large for this vocabulary.
+        """
+        if vocabulary not in self._compiled:
+            self._compiled[vocabulary] = CompiledGrammar(
+                self._grammar, vocabulary, self.limits, self.name, levels=self._levels
+            )
+        return self._compiled[vocabulary]
+
+    def parse(self, text: str) -> Any:
+        """The value: an instance of the pydantic model, or plain data.
+
+        Raises:
+            OutputValidationError: The model has validators that its schema does not show, or a
+                number is beyond what Python reads.
+        """
+        try:
+            return self.model.model_validate_json(text) if self.model else json.loads(text)
+        except (ValueError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
+            raise OutputValidationError(
+                f"{self.name} refuses the output {shorten(text)!r}: {error}",
+                text=text,
+                finish_reason="stop",
+            ) from error
+
+    def value_key(self, text: str) -> Hashable:
+        """Canonical JSON: equal for equal values, however they are spelt (1 is 1.0, not true)."""
+        try:
+            return json.dumps(
+                _canonical(json.loads(text, parse_int=_exact_number, parse_float=_exact_number)),
+                sort_keys=True,
+            )
+        except (ValueError, RecursionError):
+            return text
+
+
+def from_output_type(output_type: Any) -> Constraint | None:
+    """The constraint that an output type stands for.
+
+    Args:
+        output_type: None or `str` for free text; a pydantic model; a JSON Schema as a dict or as
+            JSON text; or a constraint, which is returned as it is.
+
+    Raises:
+        ConstraintError: Anything else, or a schema that `json_schema` refuses.
+    """
+    if output_type is None or output_type is str:
+        return None
+    if isinstance(output_type, Constraint):
+        return output_type
+    if isinstance(output_type, dict | str) or is_model(output_type):
+        return json_schema(output_type)
+    raise ConstraintError(
+        "an output type must be None or str (free text), a pydantic model class, a JSON Schema "
+        f"(dict or JSON text) or a Constraint, got {shorten(repr(output_type))}"
+    )
+
+
+def is_model(value: Any) -> TypeIs[type[pydantic.BaseModel]]:
+    """Whether a value is a pydantic model class."""
+    return isinstance(value, type) and issubclass(value, pydantic.BaseModel)
+
+
+def _source(schema: Any, limits: Limits) -> str:
+    """The schema as JSON text within the limits."""
+    if is_model(schema):
+        try:
+            schema = schema.model_json_schema()
+        except (pydantic.errors.PydanticUserError, AttributeError) as error:
+            raise ConstraintError(f"{schema.__name__} has no JSON Schema: {error}") from error
+    if isinstance(schema, str):
+        _check_size(schema, limits)
+        try:
+            schema = json.loads(schema, parse_constant=_no_constant)
+        except ValueError as error:
+            raise ConstraintError(
+                f"the schema is not JSON: {error}; got {shorten(schema)!r}"
+            ) from None
+        except RecursionError:
+            raise ConstraintError("the schema is nested too deeply") from None
+    if not isinstance(schema, dict | bool):
+        raise ConstraintError(
+            f"a JSON Schema is an object or a boolean, got {shorten(repr(schema))}"
+        )
+    try:
+        text = json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConstraintError(f"the schema is not JSON data: {error}") from None
+    _check_size(text, limits)
+    levels = depth(schema)
+    if levels > limits.max_depth:
+        raise ConstraintError(
+            f"the schema is nested {levels} deep, more than the limit of {limits.max_depth}"
+        )
+    return text
+
+
+def _check_size(text: str, limits: Limits) -> None:
+    size = len(text.encode("utf-8", errors="surrogatepass"))
+    if size > limits.max_bytes:
+        raise ConstraintError(
+            f"the schema has {size} bytes, more than the limit of {limits.max_bytes}"
+        )
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _grammar(
+    document: dict[str, Any] | bool, whitespace: Whitespace, unicode_escapes: bool = False
+) -> str:
+    options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE[whitespace]}
+    if not unicode_escapes:
+        options["json_allowed_escapes"] = '"\\bfnrt'
+    document = document if isinstance(document, dict) else {}  # `true`: `false` was refused
+    return f"{EXACT_MASKS}start: %json {json.dumps({**document, 'x-guidance': options})}\n"
+
+
+def _compile_once(grammar: str, schema: Schema, limits: Limits) -> None:
+    """Compile over plain bytes, so that a bad schema is known before there is a model."""
+    try:
+        compiled = CompiledGrammar(
+            grammar, _every_byte(), limits, "json_schema", levels=schema.levels
+        )
+    except GrammarError as error:
+        raise _explain(error.reason, schema, limits) from None
+    first = torch.empty((1, 9), dtype=torch.int32)
+    compiled.fill_masks([compiled.start()], first)
+    if not first.any():
+        raise ConstraintError("no JSON value satisfies the schema", path="$")
+
+
+@cache
+def _every_byte() -> Vocabulary:
+    return Vocabulary([bytes([i]) for i in range(256)] + [b""], eos_ids=[256])
+
+
+def _explain(error: str, schema: Schema, limits: Limits) -> ConstraintError:
+    """An error of llguidance with the keyword and the place that it means."""
+    reason = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
+    if reason.startswith("Unsatisfiable schema"):
+        return ConstraintError(f"no JSON value satisfies the schema: {reason}")
+    for keyword in ("pattern", "patternProperties"):
+        for path, value in schema.places(keyword):
+            for pattern in [value] if isinstance(value, str) else value:
+                wrong = _wrong_pattern(pattern, path, keyword, limits)
+                if wrong is not None:
+                    return wrong
+    for message, keywords, why in _REFUSALS:
+        if re.search(message, reason):
+            for keyword in keywords.split("|"):
+                for path, _ in schema.places(keyword):
+                    return UnsupportedConstraintError(
+                        f"{path}: {keyword!r} is not supported: it {why} ({reason})",
+                        keyword=keyword,
+                        path=path,
+                    )
+    unknown = re.search(r'Unimplemented keys: \["([^"]+)"', reason)
+    if unknown:
+        for path, _ in schema.places(unknown[1]):
+            return UnsupportedConstraintError(
+                f"{path}: {unknown[1]!r} is not supported", keyword=unknown[1], path=path
+            )
+    return ConstraintError(f"the schema does not compile: {reason}")
+
+
+def _wrong_pattern(pattern: str, path: str, keyword: str, limits: Limits) -> ConstraintError | None:
+    """What is wrong with a regular expression alone, if anything is."""
+    grammar = _grammar({"type": "string", "pattern": pattern}, "compact")
+    try:
+        CompiledGrammar(grammar, _every_byte(), limits, "pattern")
+    except GrammarError as error:
+        reason = error.reason
+    else:
+        return None
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return ConstraintError(
+            f"{path}: {shorten(pattern)!r} is not a regular expression: {error}", path=path
+        )
+    return UnsupportedConstraintError(
+        f"{path}: the regular expression {shorten(pattern)!r} is not supported: {reason}",
+        keyword=keyword,
+        path=path,
+    )
+
+
+def _exact_number(text: str) -> Decimal:
+    """A number of any size.
+
+    Raises:
+        ValueError: The exponent is beyond what Decimal holds.
+    """
+    try:
+        return Decimal(text)
+    except InvalidOperation as error:
+        raise ValueError(f"{text} is too large") from error
+
+
+def _canonical(value: Any) -> Any:
+    """JSON data with numbers as texts that are the same for equal ones, and strings marked."""
+    if isinstance(value, dict):
+        return {key: _canonical(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [_canonical(v) for v in value]
+    if isinstance(value, str):
+        return f"'{value}"
+    if isinstance(value, Decimal):
+        sign, digits, exponent = value.as_tuple()
+        significand = "".join(map(str, digits)).lstrip("0")
+        short = significand.rstrip("0")
+        if not short:
+            return "0"
+        return f"{'-' * sign}{short}e{int(exponent) + len(significand) - len(short)}"
+    return value

@@ -1,0 +1,128 @@
+"""guided-smc: exact constrained and reward-guided text generation by Sequential Monte Carlo.
+
+    import guided_smc
+
+    lm = guided_smc.load("smollm2-135m")
+    out = lm.generate("Invent a person.", output_type=Person, n_particles=8, seed=0)
+    out.value  # a Person
+
+Names are imported when they are first used, so that `import guided_smc` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from guided_smc.api import LM, derive_seed, load
+    from guided_smc.errors import (
+        ConstraintError,
+        GuidedSMCError,
+        IncompleteOutputError,
+        ModelError,
+        OptionError,
+        OutputError,
+        OutputValidationError,
+        PotentialError,
+        PromptError,
+        TokenizerMismatchError,
+        UnsupportedConstraintError,
+    )
+    from guided_smc.grammars import json_schema
+    from guided_smc.models.table import TableModel
+    from guided_smc.options import Options
+    from guided_smc.potentials import Completion, Constraint, Potential
+    from guided_smc.results import (
+        ErrorEvent,
+        Particle,
+        Result,
+        ResultEvent,
+        Step,
+        StepEvent,
+        Usage,
+        Weighted,
+    )
+    from guided_smc.rewards import reward
+    from guided_smc.vocabulary import Vocabulary
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "api": ("LM", "derive_seed", "load"),
+    "errors": (
+        "ConstraintError",
+        "GuidedSMCError",
+        "IncompleteOutputError",
+        "ModelError",
+        "OptionError",
+        "OutputError",
+        "OutputValidationError",
+        "PotentialError",
+        "PromptError",
+        "TokenizerMismatchError",
+        "UnsupportedConstraintError",
+    ),
+    "grammars": ("json_schema",),
+    "models.table": ("TableModel",),
+    "options": ("Options",),
+    "potentials": ("Completion", "Constraint", "Potential"),
+    "results": (
+        "ErrorEvent",
+        "Particle",
+        "Result",
+        "ResultEvent",
+        "Step",
+        "StepEvent",
+        "Usage",
+        "Weighted",
+    ),
+    "rewards": ("reward",),
+    "vocabulary": ("Vocabulary",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "LM",
+    "Completion",
+    "Constraint",
+    "ConstraintError",
+    "ErrorEvent",
+    "GuidedSMCError",
+    "IncompleteOutputError",
+    "ModelError",
+    "OptionError",
+    "Options",
+    "OutputError",
+    "OutputValidationError",
+    "Particle",
+    "Potential",
+    "PotentialError",
+    "PromptError",
+    "Result",
+    "ResultEvent",
+    "Step",
+    "StepEvent",
+    "TableModel",
+    "TokenizerMismatchError",
+    "UnsupportedConstraintError",
+    "Usage",
+    "Vocabulary",
+    "Weighted",
+    "derive_seed",
+    "json_schema",
+    "load",
+    "reward",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'guided_smc' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"guided_smc.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

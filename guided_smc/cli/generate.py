@@ -1,0 +1,415 @@
+"""`guided-smc generate`: its options, and everything that can be checked before a model loads."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, get_args
+
+import click
+from pydantic import BaseModel
+
+from guided_smc.cli.common import SETTINGS, State, debug_option
+from guided_smc.cli.interrupts import Interrupts
+from guided_smc.cli.reading import Format, PromptLine, PromptSource
+from guided_smc.cli.writing import Done, open_output
+from guided_smc.errors import ConstraintError, OptionError
+from guided_smc.options import Options, ResamplingScheme, Selection, check_beta, make_options
+
+if TYPE_CHECKING:
+    from guided_smc.api import LM
+    from guided_smc.potentials import Constraint, Potential
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_SAMPLING: dict[str, tuple[Any, str]] = {
+    "max_tokens": (int, "Most tokens of an output."),
+    "temperature": (float, "Of the model; 0 is greedy."),
+    "top_p": (float, "Nucleus of the model, in (0, 1]; 1 is off."),
+    "top_k": (int, "Most likely tokens that are kept; 0 is off."),
+    "min_p": (float, "Cut tokens below this fraction of the most likely one; 0 is off."),
+    "power": (float, "α of the power target p^α."),
+    "stop": (str, "End an output before this string. Repeatable; not with --schema."),
+    "seed": (int, "Of the run; each prompt derives its own. Random if not given."),
+    "n_particles": (int, "Particles per prompt."),
+    "block_size": (int, "Tokens drafted per step.  [default: 4 with --draft, else 0]"),
+    "ess_threshold": (float, "Resample when ESS < threshold · particles, in [0, 1]."),
+    "resampling": (click.Choice(get_args(ResamplingScheme)), "Resampling scheme."),
+    "draft_temperature": (float, "Of the draft.  [default: that of the model, divided by α]"),
+    "select": (click.Choice(get_args(Selection)), "How the answer is taken from the particles."),
+    "max_restarts": (int, "Fresh starts when all particles have died."),
+}
+"""Type and help of every field of `Options`; the defaults stand there."""
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _sampling_options(command: Command) -> Command:
+    for name, (kind, text) in reversed(_SAMPLING.items()):
+        default = Options.model_fields[name].default
+        shown = f"  [default: {default}]" if default not in (None, ()) else ""
+        command = click.option(
+            _flag(name), type=kind, multiple=name == "stop", default=None, help=text + shown
+        )(command)
+    return command
+
+
+@click.command(context_settings=SETTINGS, short_help="Generate for every prompt of a file.")
+@click.argument("prompts")
+@click.option("--model", default="smollm2-135m", show_default=True, help="Name, folder or file.")
+@click.option("--draft", help="A smaller model with the same tokenizer, to draft tokens.")
+@click.option("--schema", help="JSON Schema file, or module:PydanticModel.")
+@click.option("--reward", help="module:function that scores texts.")
+@click.option("--beta", type=float, help="Strength of the reward.  [default: 1.0]")
+@click.option(
+    "--reward-on",
+    type=click.Choice(["end", "prefix"]),
+    help="Score finished texts only, or unfinished ones too.  [default: end]",
+)
+@click.option("-o", "--output", default="-", help="Where records go; - is standard output.")
+@click.option(
+    "--format",
+    "fmt",
+    type=click.Choice(get_args(Format)),
+    default="auto",
+    show_default=True,
+    help="Of PROMPTS.",
+)
+@_sampling_options
+@click.option(
+    "--order",
+    type=click.Choice(["input", "finished"]),
+    default="input",
+    show_default=True,
+    help="Order of the records.",
+)
+@click.option("--resume", is_flag=True, help="Continue the run that left the output unfinished.")
+@click.option("--retry-errors", is_flag=True, help="With --resume: run failed lines again.")
+@click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
+@click.option("--full", is_flag=True, help="Also write particles, steps and usage.")
+@click.option("--chat/--no-chat", default=None, help="Use the chat template, or not.")
+@click.option(
+    "--batch-rows",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Most particles, of all prompts together, in one batch.",
+)
+@click.option("--dtype", help="float32, bfloat16, float16 or auto.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...")
+@click.option("--device-map", help="Passed on to transformers: auto, ... or a JSON object.")
+@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
+@click.option("--allow-pickle", is_flag=True, help="Load pickled weights if there are no others.")
+@click.option("--quiet", is_flag=True, help="No progress, notices or summary.")
+@debug_option
+@click.pass_obj
+def generate(state: State, /, **given: Any) -> int:
+    """Generate one output for every prompt in PROMPTS, as JSON lines.
+
+    PROMPTS is a .txt file (one prompt a line), a .jsonl file (one object a line), or - for standard
+    input. With another suffix and on standard input it is read as JSONL if its first line begins
+    with {, else as text; --format decides otherwise. Blank lines are skipped and not counted. The
+    encoding is UTF-8.
+
+    A JSONL line holds "prompt" (a string, or a list of token ids) or "messages" (a list of
+    {"role", "content"}). Fields named like a sampling option with underscores ("max_tokens",
+    "seed", ...) override it for that line; null keeps the command's. A line's own seed is used as
+    it is. All other fields are carried through to the record.
+
+    \b
+    Examples:
+      guided-smc generate prompts.txt
+      guided-smc generate prompts.jsonl --schema person.json -o out.jsonl --seed 0
+      guided-smc generate prompts.jsonl --schema shop.models:Order -o out.jsonl --resume
+      guided-smc generate prompts.txt --reward scores:politeness --beta 2 --select best
+      echo 'Name a colour.' | guided-smc generate - --temperature 0 --quiet
+      guided-smc generate prompts.txt --model Qwen/Qwen2.5-7B --draft Qwen/Qwen2.5-0.5B
+
+    \b
+    Records (one JSON object a line):
+      index          of the prompt, from 0
+      text           of the answer; the best partial text where there is an error
+      value          the same as JSON data with --schema; null where there is an error
+      finish_reason  stop, length (cut at --max-tokens) or failed
+      log_evidence   log of the estimated probability of the constraint and reward; null is -inf
+      error          {type, message, line}, only where the line failed; of a reward that failed
+                     also {potential, text}
+      n_tokens, seed; restarts and warnings where there are any
+      fingerprint    of the line and the settings; --resume compares it
+      weights        with --select all, where text, value and n_tokens are lists as well
+      selected, particles, steps, usage    with --full
+      input          carried fields that are called like one of the above
+
+    Into a file every record is written when it finishes, so a kill loses none; with --order input
+    the file is sorted when the run ends. On standard output finished records wait for earlier ones
+    (when the run is interrupted they come out at once).
+
+    On a terminal a progress bar moves on standard error, unless the records appear there too.
+
+    --resume keeps the records that are there, those with an error too, and drops a torn last line.
+    It refuses when the prompts or the settings have changed. --retry-errors runs failed lines
+    again, if need be with other settings, such as a larger --max-tokens.
+
+    \b
+    Exit codes:
+      0    every record of the output is fine
+      1    some lines failed (their records say why), or the run broke off (a message says why)
+      2    wrong usage or set-up; nothing ran
+      130  Ctrl-C, 143 SIGTERM: what had finished is in the output, and --resume continues
+      141  the reader of the output went away
+    """  # noqa: D301 (click's mark is the character, not its escape)
+    job = _check(**given)
+    with Interrupts() as interrupts:
+        return _run(job, interrupts, state)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run whose every part that needs no model has been checked.
+
+    Attributes:
+        source: The prompts.
+        base: Sampling options of the command.
+        settings: Digest of what shapes the records, beside the prompts.
+        request: Keyword arguments that every request of the model gets.
+        load: Keyword arguments of `guided_smc.load`.
+        given: The command's options as they were given.
+    """
+
+    source: PromptSource
+    base: Options
+    settings: str
+    request: dict[str, Any]
+    load: dict[str, Any]
+    given: dict[str, Any]
+
+
+def _check(**given: Any) -> Job:
+    """Check all that can be checked while it costs nothing: options, references, schema, files."""
+    if given["retry_errors"] and not given["resume"]:
+        raise click.UsageError("--retry-errors needs --resume")
+    if given["resume"] and given["overwrite"]:
+        raise click.UsageError("--resume and --overwrite exclude each other")
+    changes = {name: given[name] for name in _SAMPLING if given[name] not in (None, ())}
+    try:
+        base = make_options(**changes)
+        beta = check_beta(1.0 if given["beta"] is None else given["beta"])
+    except OptionError as error:
+        raise click.UsageError(_with_flags(str(error))) from None
+    if given["schema"] and base.stop:
+        raise click.UsageError("--stop does not go with --schema: the schema says where to end")
+    if given["reward"] is None and not (given["beta"] is given["reward_on"] is None):
+        raise click.UsageError("--beta and --reward-on need --reward")
+    if given["draft"] is None and base.block_size:
+        raise click.UsageError("--block-size needs --draft")
+    if given["draft"] is None and base.draft_temperature is not None:
+        raise click.UsageError("--draft-temperature needs --draft")
+    if given["device"] and given["device_map"]:
+        raise click.UsageError("--device and --device-map exclude each other")
+    device_map = _device_map(given["device_map"])
+    source = PromptSource(given["prompts"], given["fmt"])
+    _refuse_same_file(source, given["output"])
+
+    reward = _reward(given["reward"], beta, given["reward_on"] or "end")
+    schema = _load_schema(given["schema"])
+    settings = {
+        "options": base.model_dump(mode="json"),
+        "schema": _schema_data(schema),
+        "beta": beta,
+        **{name: given[name] for name in ("model", "draft", "reward", "reward_on", "chat")},
+    }
+    constraint = _constraint(schema, given["schema"])
+    request = {"chat": given["chat"], "output_type": constraint, "potential": reward}
+    load = {name: given[name] for name in ("draft", "dtype", "device")}
+    load |= {name: given[name] for name in ("trust_remote_code", "allow_pickle")}
+    load["device_map"] = device_map
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    return Job(source, base, digest, request, load, given)
+
+
+def _run(job: Job, interrupts: Interrupts, state: State) -> int:
+    given, source = job.given, job.source
+    output, kept = open_output(
+        given["output"],
+        in_order=given["order"] == "input",
+        resume=given["resume"],
+        overwrite=given["overwrite"],
+        retry_errors=given["retry_errors"],
+    )
+    try:
+        total = _check_kept(job, output.name, kept) if kept else source.count()
+        pending = _skip_kept(job, output.name, kept)
+        first: list[PromptLine] = []
+        for line in pending:
+            first.append(line)
+            if line.error is None:
+                break
+        if not first and not kept:
+            click.echo(f"Warning: {source.name} holds no prompts", err=True)
+        lm = _load_model(job) if first and first[-1].error is None else None
+        try:
+            output.begin()
+        except OSError as error:
+            raise click.UsageError(f"cannot write to {output.name}: {error.strerror}") from None
+    except BaseException:
+        output.abandon()
+        raise
+
+    from guided_smc.cli.progress import Tally
+    from guided_smc.cli.running import Run
+
+    tally = Tally(kept=len(kept), kept_errors=sum(done.failed for done in kept.values()))
+    run = Run(output, tally, interrupts, state, settings=job.settings, full=given["full"])
+    return run.finish(
+        itertools.chain(first, pending),
+        lm,
+        request=job.request,
+        max_rows=given["batch_rows"],
+        total=total,
+        quiet=given["quiet"],
+    )
+
+
+def _load_model(job: Job) -> LM:
+    import guided_smc
+
+    def notify(message: str) -> None:
+        if not job.given["quiet"]:
+            click.echo(message, err=True)
+
+    return guided_smc.load(job.given["model"], notify=notify, **job.load)
+
+
+# -- resuming ------------------------------------------------------------------------------------
+
+
+def _check_kept(job: Job, output: str, kept: dict[int, Done]) -> int | None:
+    """Refuse records that come from other settings or prompts; returns how many prompts there are.
+
+    Prompts that can be read only once are compared as they pass by, in `_skip_kept`.
+    """
+    others = [i for i, done in kept.items() if done.fingerprint.partition("-")[2] != job.settings]
+    if others and not job.given["retry_errors"]:
+        raise click.UsageError(
+            f"{output} was made with other settings (model, schema, reward or sampling options); "
+            "repeat those, or start anew with --overwrite"
+        )
+    if not job.source.rereadable:
+        return None
+    total = 0
+    for index, digest in enumerate(job.source.digests()):
+        _check_line(job, output, kept, index, digest)
+        total += 1
+    surplus = [index for index in kept if index >= total]
+    if surplus:
+        raise click.UsageError(
+            f"{output} holds a record of index {min(surplus)}, but {job.source.name} only "
+            f"{total} prompts: it was made from other prompts"
+        )
+    return total
+
+
+def _check_line(job: Job, output: str, kept: dict[int, Done], index: int, digest: str) -> None:
+    if index in kept and kept[index].fingerprint.partition("-")[0] != digest:
+        failed = " (--retry-errors runs it again)" if kept[index].failed else ""
+        raise click.UsageError(
+            f"{output} was made from other prompts: that of index {index} has changed{failed}"
+        )
+
+
+def _skip_kept(job: Job, output: str, kept: dict[int, Done]) -> Iterator[PromptLine]:
+    for line in job.source.lines(job.base):
+        if line.index not in kept:
+            yield line
+        elif not job.source.rereadable:
+            _check_line(job, output, kept, line.index, line.digest)
+
+
+# -- what the options refer to -------------------------------------------------------------------
+
+
+def _with_flags(message: str) -> str:
+    """The message with options named as they are typed."""
+    names = "|".join(_SAMPLING)
+    return re.sub(rf"\b(({names})(?=: )|^beta)", lambda found: _flag(found[0]), message)
+
+
+def _device_map(text: str | None) -> Any:
+    if text is None or not text.lstrip().startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"--device-map is not valid JSON: {error}") from None
+
+
+def _refuse_same_file(source: PromptSource, output: str) -> None:
+    target = Path(output)
+    if output == "-" or source.path is None or not source.rereadable or not target.exists():
+        return
+    if target.samefile(source.path):
+        raise click.UsageError(f"{output} is the prompt file; write the records elsewhere")
+
+
+def _reward(reference: str | None, beta: float, on: Literal["end", "prefix"]) -> Potential | None:
+    if reference is None:
+        return None
+    from guided_smc.references import load_object
+
+    function = load_object(reference)
+    if not callable(function):
+        raise click.UsageError(f"--reward {reference} is not a function")
+    from guided_smc.rewards import reward
+
+    return reward(function, beta=beta, on=on)
+
+
+def _load_schema(reference: str | None) -> Any:
+    """A JSON Schema or a pydantic model; None without one."""
+    if reference is None:
+        return None
+    path = Path(reference)
+    if path.suffix != ".json" and not path.exists() and ":" in reference:
+        from guided_smc.references import load_object
+
+        found = load_object(reference)
+        if isinstance(found, dict) or _is_model(found):
+            return found
+        raise click.UsageError(f"--schema {reference} is not a pydantic model")
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise click.UsageError(f"schema file not found: {reference}") from None
+    except OSError as error:
+        raise click.UsageError(f"cannot read schema {reference}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"schema {reference} is not valid JSON: {error}") from None
+
+
+def _is_model(schema: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(schema, type) and issubclass(schema, BaseModel)
+
+
+def _schema_data(schema: Any) -> Any:
+    return schema.model_json_schema() if _is_model(schema) else schema
+
+
+def _constraint(schema: Any, reference: str | None) -> Constraint | None:
+    if schema is None:
+        return None
+    from guided_smc.grammars import json_schema
+
+    try:
+        return json_schema(schema)
+    except ConstraintError as error:
+        message = str(error)
+        if error.path and error.path not in message:
+            message += f" (at {error.path})"
+        raise click.UsageError(f"schema {reference}: {message}") from None

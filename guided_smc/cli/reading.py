@@ -1,0 +1,225 @@
+"""Prompts in: the lines of a file or of standard input, one at a time.
+
+A `.txt` file holds one prompt a line; a `.jsonl` file holds one JSON object a line, with `prompt`
+or `messages`, options of its own, and fields that are carried through to the output. Blank lines
+are skipped and have no index. A bad line is a line with an error, so that the others still run.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import math
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import click
+
+from guided_smc.errors import GuidedSMCError, PromptError
+from guided_smc.options import Options, make_options
+
+Prompt = str | list[dict[str, Any]] | list[int]
+Format = Literal["auto", "txt", "jsonl"]
+
+_FORMATS: dict[str, Format] = {".txt": "txt", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+
+
+@dataclass(frozen=True)
+class PromptLine:
+    """One line that is not blank.
+
+    Attributes:
+        index: Position among the prompts, from 0.
+        number: Position among all lines, from 1, as an editor shows it.
+        digest: Of the line's bytes: a resumed run finds out whether the line has changed.
+        prompt: None if and only if there is an error.
+        options: Of the command, with the line's overrides.
+        own_seed: The line names its seed, which is then used as it is.
+        carried: Fields that go through to the output.
+        error: Why the line cannot run.
+    """
+
+    index: int
+    number: int
+    digest: str
+    prompt: Prompt | None = None
+    options: Options | None = None
+    own_seed: bool = False
+    carried: dict[str, Any] = field(default_factory=dict)
+    error: GuidedSMCError | None = None
+
+
+class PromptSource:
+    """Where prompts come from.
+
+    Args:
+        path: A file, or `-` for standard input.
+        fmt: `auto` goes by the file's suffix; with any other suffix and on standard input, by the
+            first prompt: JSONL if it begins with `{`, text otherwise.
+
+    Raises:
+        click.UsageError: The file cannot be read.
+    """
+
+    def __init__(self, path: str, fmt: Format = "auto") -> None:
+        self.name = "standard input" if path == "-" else path
+        self._path = None if path == "-" else Path(path)
+        self._format = _FORMATS.get(Path(path).suffix.lower(), "auto") if fmt == "auto" else fmt
+        self._file: BinaryIO
+        if self._path is None:
+            self._file = sys.stdin.buffer
+            self.rereadable = False
+            return
+        try:
+            self._file = self._path.open("rb")
+        except FileNotFoundError:
+            raise click.UsageError(f"prompt file not found: {path}") from None
+        except OSError as error:
+            raise click.UsageError(f"cannot read prompts from {path}: {error.strerror}") from None
+        self.rereadable = stat.S_ISREG(self._path.stat().st_mode)
+
+    @property
+    def path(self) -> Path | None:
+        """The file, where there is one."""
+        return self._path
+
+    def lines(self, base: Options) -> Iterator[PromptLine]:
+        """The prompts, read as they are asked for.
+
+        Args:
+            base: Options that a line may override.
+
+        Raises:
+            click.ClickException: The file is in UTF-16, or reading fails on the way.
+        """
+        fmt = self._format
+        for index, (number, raw) in enumerate(self._numbered(self._file)):
+            if fmt == "auto":
+                fmt = "jsonl" if raw.lstrip().startswith(b"{") else "txt"
+            yield _read_line(index, number, raw, fmt, base)
+
+    def digests(self) -> Iterator[str]:
+        """Digest of each prompt's line, from the start of a file that can be read again."""
+        assert self._path is not None and self.rereadable
+        with self._path.open("rb") as file:
+            for _, raw in self._numbered(file):
+                yield _digest(raw)
+
+    def count(self) -> int | None:
+        """How many prompts there are; None where that shows only by reading them."""
+        if self._path is None or not self.rereadable:
+            return None
+        with self._path.open("rb") as file:
+            return sum(1 for _ in self._numbered(file))
+
+    def _numbered(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """Lines that are not blank, without BOM and line ending, and their numbers."""
+        try:
+            for number, raw in enumerate(file, 1):
+                if number == 1:
+                    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                        raise click.UsageError(f"{self.name} is in UTF-16; convert it to UTF-8")
+                    raw = raw.removeprefix(codecs.BOM_UTF8)
+                if raw.strip():
+                    yield number, raw.rstrip(b"\r\n")
+        except OSError as error:
+            raise click.ClickException(f"reading {self.name} failed: {error.strerror}") from None
+
+
+def _digest(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()[:8]
+
+
+def _read_line(index: int, number: int, raw: bytes, fmt: Format, base: Options) -> PromptLine:
+    carried: dict[str, Any] = {}
+    try:
+        text = _decode(raw)
+        if fmt == "txt":
+            prompt: Prompt = text
+            options, own_seed = base, False
+        else:
+            record = _parse_object(text)
+            # Before anything else can fail, so that a failed line keeps its identifiers.
+            carried = {
+                name: value
+                for name, value in record.items()
+                if name not in ("prompt", "messages") and name not in Options.model_fields
+            }
+            prompt = _find_prompt(record)
+            options, own_seed = _override(base, record)
+    except GuidedSMCError as error:
+        located = type(error)(f"line {number}: {error}")
+        return PromptLine(index, number, _digest(raw), carried=carried, error=located)
+    return PromptLine(index, number, _digest(raw), prompt, options, own_seed, carried)
+
+
+def _decode(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = raw[error.start]
+        raise PromptError(f"not valid UTF-8 (byte 0x{byte:02x} at {error.start + 1})") from None
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        record = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
+    except json.JSONDecodeError as error:
+        raise PromptError(f"not valid JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise PromptError('expected a JSON object with "prompt" or "messages"')
+    return record
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _finite_float(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {digits[:40]} is out of range")
+    return number
+
+
+def _find_prompt(record: dict[str, Any]) -> Prompt:
+    given = [name for name in ("prompt", "messages") if record.get(name) is not None]
+    if len(given) != 1:
+        found = "both" if given else "neither"
+        raise PromptError(f'expected one of "prompt" and "messages", found {found}')
+    value = record[given[0]]
+    if given[0] == "messages":
+        if not (isinstance(value, list) and value and all(isinstance(m, dict) for m in value)):
+            raise PromptError('"messages" must be a list of at least one object')
+    elif isinstance(value, list):
+        if not value or not all(type(token) is int for token in value):
+            raise PromptError('"prompt" must be a string or a list of token ids')
+    elif not isinstance(value, str):
+        raise PromptError('"prompt" must be a string or a list of token ids')
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise PromptError(f'"{given[0]}" holds half of a surrogate pair') from None
+    return value
+
+
+def _override(base: Options, record: dict[str, Any]) -> tuple[Options, bool]:
+    for name in record:
+        meant = name.replace("-", "_")
+        if meant != name and meant in Options.model_fields:
+            # Carried through in silence, the option would be lost.
+            raise PromptError(f'unknown field "{name}": the option is called "{meant}"')
+    # null is what tables exported to JSON hold where a column has no value.
+    changes = {
+        name: value
+        for name, value in record.items()
+        if name in Options.model_fields and value is not None
+    }
+    return (make_options(base, **changes) if changes else base), "seed" in changes

@@ -1,0 +1,148 @@
+"""The output record of one prompt, and its line of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from pydantic import BaseModel
+
+from guided_smc.cli.reading import PromptLine
+from guided_smc.errors import OutputError, PotentialError
+from guided_smc.results import Result
+
+FIELDS = (
+    "index",
+    "text",
+    "value",
+    "finish_reason",
+    "log_evidence",
+    "error",
+    "weights",
+    "n_tokens",
+    "seed",
+    "restarts",
+    "warnings",
+    "selected",
+    "particles",
+    "steps",
+    "usage",
+    "fingerprint",
+    "input",
+)
+"""Names that carried fields may not take: those go under `input` in the record."""
+
+
+def result_record(
+    line: PromptLine, result: Result[Any], fingerprint: str, *, full: bool = False
+) -> dict[str, Any]:
+    """The record of a prompt that ran; with an `error` where there is no valid value.
+
+    Where the output was not completed, or the output type refused it, `text` is the best text
+    there is and `value` is null.
+    """
+    select_all = line.options is not None and line.options.select == "all"
+    text: Any = result.text
+    n_tokens: Any = len(result.token_ids)
+    value: Any = None
+    weights = None
+    error = None
+    try:
+        value = result.value
+        if select_all:
+            values = result.values
+            lengths = {p.text: len(p.token_ids) for p in result.particles}
+            text = [v.text for v in values]
+            value = [_plain(v.value) for v in values]
+            weights = [v.weight for v in values]
+            n_tokens = [lengths[v.text] for v in values]
+        else:
+            value = _plain(value)
+    except OutputError as failure:
+        text, value, error = result.text, None, failure
+
+    record = _start(line)
+    record |= {
+        "text": text,
+        "value": value,
+        "finish_reason": result.finish_reason,
+        "log_evidence": result.log_evidence,
+    }
+    if weights is not None:
+        record["weights"] = weights
+    if error is not None:
+        record["error"] = _describe(error, line)
+    record |= {"n_tokens": n_tokens, "seed": result.seed}
+    if result.restarts:
+        record["restarts"] = result.restarts
+    if result.warnings:
+        record["warnings"] = list(result.warnings)
+    if full:
+        plain = result.to_dict()
+        record |= {name: plain[name] for name in ("selected", "particles", "steps", "usage")}
+    record["fingerprint"] = fingerprint
+    return record
+
+
+def error_record(
+    line: PromptLine, error: Exception, fingerprint: str, *, seed: int | None = None
+) -> dict[str, Any]:
+    """The record of a prompt that could not run to its end."""
+    record = _start(line)
+    record |= dict.fromkeys(("text", "value", "finish_reason", "log_evidence"))
+    record["error"] = _describe(error, line)
+    if seed is not None:
+        record["seed"] = seed
+    record["fingerprint"] = fingerprint
+    return record
+
+
+def _describe(error: Exception, line: PromptLine) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "type": type(error).__name__,
+        "message": str(error),
+        "line": line.number,
+    }
+    if isinstance(error, PotentialError):
+        described |= {"potential": error.potential, "text": error.text}
+    return described
+
+
+def encode(record: dict[str, Any]) -> bytes:
+    """One line of JSON in UTF-8. Infinities and NaN become null: JSON has no such numbers."""
+    line = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).translate(_ESCAPES)
+    try:
+        return line.encode("utf-8") + b"\n"
+    except UnicodeEncodeError:  # half of a surrogate pair, in a carried field
+        return json.dumps(_finite(record), allow_nan=False).encode("ascii") + b"\n"
+
+
+# Line breaks to Unicode, though not to JSON: readers that split on those would cut a record.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
+
+
+def _start(line: PromptLine) -> dict[str, Any]:
+    clashing = {name: value for name, value in line.carried.items() if name in FIELDS}
+    record: dict[str, Any] = {"index": line.index}
+    record |= {name: value for name, value in line.carried.items() if name not in FIELDS}
+    if clashing:
+        record["input"] = clashing
+    return record
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        # By alias, because those are the names in the schema that the text was held to.
+        return value.model_dump(mode="json", by_alias=True)
+    return value
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: _finite(item) for key, item in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(item) for item in data]
+    return data

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def lm():
+    """The small real model."""
+    import guided_smc
+
+    return guided_smc.load("smollm2-135m")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A tiny Llama with its tokenizer, in bfloat16."""
+    from tiny_models import write_folder
+
+    path = tmp_path / "tiny"
+    write_folder(path)
+    return path
+
+
+@pytest.fixture
+def own_caches(request, tmp_path, monkeypatch):
+    """Caches of the test's own, and a hub that nobody answers for."""
+    if "model" in request.keywords:
+        return
+    import huggingface_hub
+
+    monkeypatch.setenv("GUIDED_SMC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    """Fails the test if the hub is asked."""
+    import huggingface_hub
+
+    def asked(*args, **kwargs):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", asked)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)

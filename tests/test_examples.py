@@ -1,0 +1,36 @@
+"""Every example runs, and prints what it is there to show."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.model
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SHOWS = {
+    "demo.py": "log-evidence",
+    "distortion.py": "token masking",
+    "tilt.py": "beta",
+}
+
+
+def test_every_example_is_tested():
+    assert {p.name for p in EXAMPLES.glob("*.py")} == set(SHOWS)
+
+
+@pytest.mark.parametrize("name", sorted(SHOWS))
+def test_the_example_runs(name, tmp_path):
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert SHOWS[name] in done.stdout
