@@ -130,7 +130,7 @@ def report(
 ) -> None:
     """Print the tables with the machine under them, and write the results as JSON."""
     # Tables keep their columns when the output is a file.
-    console = Console() if Console().is_terminal else Console(width=140)
+    console = Console() if Console().is_terminal else Console(width=160)
     for table in tables:
         console.print(table)
     for note in notes:
