@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # torch alone and pinned: unpinned, pip takes gigabytes of CUDA on Linux.
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
-PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := $(shell find guided_smc grammars rewards -name '*.py' 2>/dev/null)
+# Ignored: setuptools' note that an editable install follows the folders here.
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: demo test lint format install dev model clean
 

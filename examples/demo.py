@@ -39,7 +39,7 @@ def main() -> int:
     prompts = (HERE / "prompts.txt").read_text().splitlines()
     for line in out.read_text().splitlines():
         record = json.loads(line)
-        prompt = prompts[record["index"]].partition(".")[0]
+        prompt = prompts[record["index"]].partition(" Answer in JSON")[0]
         if record.get("error"):
             table.add_row(prompt, f"[red]{record['error']['message']}[/red]")
             continue

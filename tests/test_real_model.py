@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 import guided_smc
 from guided_smc import IncompleteOutputError, PromptError, TokenizerMismatchError
+from guided_smc.models.transformers import TransformersModel
 
 pytestmark = pytest.mark.model
 
@@ -203,24 +204,14 @@ def test_one_bad_prompt_of_many_can_be_told_in_its_place(lm):
     assert found[2].index == 2
 
 
-def test_a_draft_with_another_tokenizer_is_refused(lm, tmp_path):
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    tokenizer = lm.encoder.tokenizer
-    other = PreTrainedTokenizerFast(
-        tokenizer_object=type(tokenizer.backend_tokenizer).from_str(
-            tokenizer.backend_tokenizer.to_str().replace('"Ġthe":', '"Ġthf":')
-        ),
-        eos_token=tokenizer.eos_token,
-    )
-    config = LlamaConfig(
-        vocab_size=len(lm.model.vocabulary), hidden_size=8, intermediate_size=8,
-        num_hidden_layers=1, num_attention_heads=1, eos_token_id=2,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    other.save_pretrained(tmp_path)
-    with pytest.raises(TokenizerMismatchError):
-        guided_smc.load("smollm2-135m", draft=str(tmp_path))
+def test_a_draft_with_another_tokenizer_is_refused(lm):
+    tokens = list(lm.model.vocabulary.tokens)
+    tokens[300], tokens[301] = tokens[301], tokens[300]
+    old = lm.model.vocabulary
+    vocabulary = guided_smc.Vocabulary(tokens, old.eos_ids, old.special_ids)
+    swapped = TransformersModel(lm.model.model, vocabulary, name="swapped")
+    with pytest.raises(TokenizerMismatchError, match="300"):
+        guided_smc.load("smollm2-135m", draft=guided_smc.LM(swapped, encoder=lm.encoder))
 
 
 def test_chat_messages_and_the_plain_prompt_they_stand_for_are_the_same(lm):
