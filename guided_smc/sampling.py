@@ -13,15 +13,17 @@ from guided_smc.options import GREEDY_TEMPERATURE
 NEG_INF = float("-inf")
 
 
-def target_log_probs(
+def target_scores(
     logits: torch.Tensor,
     *,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-) -> torch.Tensor:
-    """Log-probabilities of the transformed target `p`, normalised.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The transformed target `p`, as scores and their normaliser: `log p = scores − log_z`.
+
+    Not subtracted here: of all positions of a block only one token each is asked for.
 
     The order is that of transformers: temperature, top-k, top-p, min-p. Each keeps at least the
     most likely token.
@@ -32,6 +34,9 @@ def target_log_probs(
         top_k: 0 keeps all.
         top_p: 1 keeps all.
         min_p: 0 keeps all.
+
+    Returns:
+        Scores `[..., V]`, and `log_z` `[..., 1]`.
     """
     scaled = scale(logits, temperature)
     if top_k and top_k < scaled.shape[-1]:
@@ -48,7 +53,7 @@ def target_log_probs(
         top = scaled.amax(dim=-1, keepdim=True)
         scaled = scaled.masked_fill(scaled < top + float(np.log(min_p)), NEG_INF)
     # Not log_softmax: it rounds otherwise than the proposals' normaliser does, always to one side.
-    return scaled - scaled.logsumexp(dim=-1, keepdim=True)
+    return scaled, scaled.logsumexp(dim=-1, keepdim=True)
 
 
 def scale(logits: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 
-from guided_smc.models.table import TableModel
+from guided_smc.models.table import TableModel, TableSession
 from guided_smc.options import make_options
 from guided_smc.population import Request
 from guided_smc.potentials import Constraint, Potential
@@ -209,3 +209,19 @@ def unnormalised(result: Result) -> dict[Text, float]:
         for particle in (p for p in result.particles if p.weight > 0):
             estimate[particle.token_ids] += math.exp(result.log_evidence) * particle.weight
     return estimate
+
+
+class FollowingTable(TableModel):
+    """A table as a draft that reads the target's rows, as the int8 twin reads its cache."""
+
+    def follow(self, target):
+        return _FollowingSession(self, target)
+
+
+class _FollowingSession(TableSession):
+    def __init__(self, model: TableModel, target: TableSession) -> None:
+        super().__init__(model)
+        self.target = target
+
+    def begin_block(self) -> None:
+        self.rows = list(self.target.rows)

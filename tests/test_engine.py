@@ -238,6 +238,15 @@ def test_a_draft_without_mass_on_what_the_mask_allows_proposes_from_the_mask():
     assert {p.text for p in result.particles if p.weight > 0} == {"aa", "ab"}
 
 
+def test_forced_tokens_cost_no_draft_pass():
+    forced = Language(lambda t: t == "abcd", 4)
+    result = one(draft=DRAFT, block_size=3, constraint=forced, max_tokens=8)
+    assert result.text == "abcd"
+    assert result.usage.draft_passes == 0
+    choice = Language(lambda t: t in ("abc", "bca"), 3)
+    assert one(draft=DRAFT, block_size=3, constraint=choice).usage.draft_passes == 1
+
+
 def test_temperature_zero_is_greedy():
     result = one(temperature=0, max_tokens=4)
     text: tuple[int, ...] = ()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support import (
     VOCABULARY,
+    FollowingTable,
     Language,
     Score,
     exact,
@@ -168,6 +169,27 @@ def test_the_draft_temperature_changes_the_proposal_and_not_the_posterior(draft_
         n_particles=4,
     )
     assert_unbiased(found, exact(TARGET, PROMPT, max_tokens=4, member=member))
+
+
+@pytest.mark.parametrize("block_size", [1, 3])
+@pytest.mark.parametrize("constrained", [False, True])
+def test_a_draft_that_follows_the_targets_cache_is_a_draft_like_any_other(block_size, constrained):
+    following = FollowingTable(DRAFT.probabilities, VOCABULARY)
+    found = runs(
+        600,
+        draft=following,
+        constraint=LANGUAGE if constrained else None,
+        potentials=[Score(score, prefixes=True)],
+        block_size=block_size,
+        n_particles=4,
+    )
+    expected = exact(
+        TARGET, PROMPT, max_tokens=4, member=member if constrained else None, score=score
+    )
+    assert_unbiased(found, expected)
+    own_cache = runs(20, block_size=block_size, n_particles=4)
+    same = runs(20, draft=following, block_size=block_size, n_particles=4)
+    assert [r.particles for r in own_cache] == [r.particles for r in same]
 
 
 def test_texts_of_six_tokens_with_blocks_across_the_cap_are_unbiased():
@@ -402,10 +424,10 @@ class RenormalisesTheTarget(Engine):
 class ForgetsLogZ(Engine):
     """The bonus token weighs nothing."""
 
-    def _take(self, rows, block, active, scores, uniforms, errors, *, draft):
+    def _take(self, rows, block, active, scores, mask, uniforms, errors, *, draft):
         before = block.log_q.copy()
         log_p = block.log_p.copy()
-        super()._take(rows, block, active, scores, uniforms, errors, draft=draft)
+        super()._take(rows, block, active, scores, mask, uniforms, errors, draft=draft)
         if not draft:
             block.log_q[:] = before + block.log_p - log_p
 
@@ -413,8 +435,8 @@ class ForgetsLogZ(Engine):
 class CountsBehindTheEnd(Engine):
     """What is drafted behind an end token enters the weight."""
 
-    def _take(self, rows, block, active, scores, uniforms, errors, *, draft):
-        super()._take(rows, block, active, scores, uniforms, errors, draft=draft)
+    def _take(self, rows, block, active, scores, mask, uniforms, errors, *, draft):
+        super()._take(rows, block, active, scores, mask, uniforms, errors, draft=draft)
         for r in np.flatnonzero(block.ended & active) if draft else ():
             g, s = rows[r]
             p = self._running[g]
@@ -427,13 +449,13 @@ class CountsBehindTheEnd(Engine):
 class SharesTheFirstToken(Engine):
     """One first token for all particles of a prompt, as when it is drawn with the prefill."""
 
-    def _take(self, rows, block, active, scores, uniforms, errors, *, draft):
+    def _take(self, rows, block, active, scores, mask, uniforms, errors, *, draft):
         uniforms = uniforms.copy()
         for r, (g, _) in enumerate(rows):
             p = self._running[g]
             if not p.steps and block.count[r] == 0:
                 uniforms[r] = uniforms[min(q for q, row in enumerate(rows) if row[0] == g)]
-        super()._take(rows, block, active, scores, uniforms, errors, draft=draft)
+        super()._take(rows, block, active, scores, mask, uniforms, errors, draft=draft)
 
 
 @pytest.mark.parametrize("block_size", [0, 2])

@@ -7,7 +7,7 @@ live particle of every prompt in the batch. The engine never looks inside.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -56,3 +56,23 @@ class LanguageModel(Protocol):
 
     def start_session(self) -> Session:
         """A session with no rows."""
+
+
+class FollowingSession(Protocol):
+    """A draft's session that stands on the target's: what the target holds, it holds."""
+
+    def begin_block(self) -> None:
+        """Forget what was drafted; every row stands where the target's row stands."""
+
+    def extend(
+        self, tokens: torch.Tensor, counts: torch.Tensor, *, last_only: bool
+    ) -> torch.Tensor:
+        """As `Session.extend`, without a trace in what the target holds."""
+
+
+@runtime_checkable
+class FollowingModel(Protocol):
+    """A draft that reads the target's cache instead of having one."""
+
+    def follow(self, target: Session) -> FollowingSession:
+        """A session on the target's."""

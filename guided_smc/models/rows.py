@@ -100,7 +100,7 @@ class RowCache(Cache):
         self.positions = torch.empty(0, 0, dtype=torch.int64)
         self.uniform_start: int | None = None
         self.scatter: tuple[torch.Tensor, torch.Tensor]
-        self._masks: dict[tuple[int | None, int], torch.Tensor] = {}
+        self._masks: dict[tuple[int | None, int, torch.dtype], torch.Tensor] = {}
         super().__init__(layers=[RowLayer(self) for _ in range(n_layers)])
 
     def reserve(self, rows: int, columns: int) -> None:
@@ -124,16 +124,21 @@ class RowCache(Cache):
         self._masks.clear()
         return self.positions
 
-    def mask(self, window: int | None, groups: int, device: torch.device) -> torch.Tensor:
-        """Bool `[R, 1, groups · L, columns]`: what each query sees, made once per pass."""
-        key = (window, groups)
+    def mask(self, window: int | None, groups: int, like: torch.Tensor) -> torch.Tensor:
+        """`[R, 1, groups · L, columns]`: 0 where a query sees a key, else −inf.
+
+        Made once per pass, and as numbers: attention would turn bools into them in every layer.
+        """
+        key = (window, groups, like.dtype)
         if key not in self._masks:
-            position = self.positions.to(device).unsqueeze(-1)
-            column = torch.arange(self.columns, device=device)
+            position = self.positions.to(like.device).unsqueeze(-1)
+            column = torch.arange(self.columns, device=like.device)
             visible = column <= position
             if window is not None:
                 visible &= column > position - window
-            self._masks[key] = visible.repeat(1, groups, 1).unsqueeze(1)
+            mask = torch.zeros(visible.shape, dtype=like.dtype, device=like.device)
+            mask.masked_fill_(~visible, float("-inf"))
+            self._masks[key] = mask.repeat(1, groups, 1).unsqueeze(1)
         return self._masks[key]
 
 
@@ -173,7 +178,7 @@ def row_attention(
     groups = n_heads // n_kv
     # Query heads that share a key head go side by side: no key is repeated.
     packed = query.reshape(n_rows, n_kv, groups * width, dim)
-    mask = cache.mask(sliding_window, groups, query.device)
+    mask = cache.mask(sliding_window, groups, query)
     if softcap is None and s_aux is None:
         out = torch.nn.functional.scaled_dot_product_attention(
             packed, key, value, attn_mask=mask, scale=scaling
@@ -182,7 +187,7 @@ def row_attention(
         scores = packed @ key.transpose(-1, -2) * (dim**-0.5 if scaling is None else scaling)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.float().masked_fill(~mask, float("-inf"))
+        scores = scores.float() + mask
         if s_aux is not None:
             # A learnt sink per query head takes part in the softmax and then gives nothing.
             sink = s_aux.float().view(1, n_kv, groups, 1).expand(n_rows, -1, -1, width)
@@ -237,7 +242,9 @@ class RowSession:
         for g, prompt in enumerate(prompts):
             tokens[g, : len(prompt)] = torch.tensor(prompt)
         scratch = RowCache(self.n_layers)
-        self._forward(tokens, scratch, torch.zeros(len(prompts), dtype=torch.int64), keep=1)
+        self._forward(
+            self.model, tokens, scratch, torch.zeros(len(prompts), dtype=torch.int64), keep=1
+        )
         for layer, source in zip(self.cache.layers, scratch.layers, strict=True):
             if not layer.is_initialized:
                 layer.lazy_initialization(source.keys, source.values)
@@ -246,24 +253,41 @@ class RowSession:
                 layer.keys[rows, :, :n] = source.keys[g, :, :n]
                 layer.values[rows, :, :n] = source.values[g, :, :n]
 
-    @torch.inference_mode()
     def extend(
         self, tokens: torch.Tensor, counts: torch.Tensor, *, last_only: bool
     ) -> torch.Tensor:
         """Append tokens to every row."""
+        logits = self.extend_at(self.model, self.lengths, tokens, counts, last_only=last_only)
+        self.lengths = self.lengths + counts
+        return logits
+
+    @torch.inference_mode()
+    def extend_at(
+        self,
+        model: TransformersModel,
+        lengths: torch.Tensor,
+        tokens: torch.Tensor,
+        counts: torch.Tensor,
+        *,
+        last_only: bool,
+    ) -> torch.Tensor:
+        """Run a model of the same shape over tokens behind the first `lengths` of each row.
+
+        What it writes there is not committed: the rows keep their lengths.
+        """
         at = (counts - 1).clamp(min=0)
         same = bool((at == at[0]).all())
         keep: int | torch.Tensor = 0
-        if last_only:
-            keep = at[:1].to(self.model.device) if same else 0
-        logits = self._forward(tokens, self.cache, self.lengths, keep=keep)
-        self.lengths = self.lengths + counts
+        if last_only and tokens.shape[1] > 1:
+            keep = at[:1].to(model.device) if same else 0
+        logits = self._forward(model, tokens, self.cache, lengths, keep=keep)
         if not last_only:
             return logits
         return logits[:, 0] if same else logits[torch.arange(len(at)), at.to(logits.device)]
 
     def _forward(
         self,
+        model: TransformersModel,
         tokens: torch.Tensor,
         cache: RowCache,
         lengths: torch.Tensor,
@@ -273,7 +297,7 @@ class RowSession:
         positions = cache.begin_pass(lengths, tokens.shape[1])
         _current.cache = cache
         try:
-            return self.model.forward(tokens, cache, positions=positions, logits_to_keep=keep)
+            return model.forward(tokens, cache, positions=positions, logits_to_keep=keep)
         finally:
             _current.cache = None
 

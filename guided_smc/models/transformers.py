@@ -10,6 +10,7 @@ Two sessions, chosen by architecture:
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -68,6 +69,12 @@ class TransformersModel:
     def start_session(self) -> Session:
         """A session with no rows."""
         return RowSession(self) if self.uses_rows else GroupSession(self)
+
+    def with_module(self, module: Any, *, name: str) -> TransformersModel:
+        """The same, over another module of the same architecture and shapes."""
+        other = copy.copy(self)
+        other.model, other.name = module, name
+        return other
 
     @torch.inference_mode()
     def forward(
