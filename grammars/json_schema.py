@@ -13,8 +13,9 @@ constraint is made; what is narrower than JSON allows is only the spelling:
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cache
 from typing import Any, Literal
@@ -27,7 +28,7 @@ from typing_extensions import TypeIs
 from guided_smc.errors import ConstraintError, OutputValidationError, UnsupportedConstraintError
 from guided_smc.grammars.keywords import Schema, depth, shorten
 from guided_smc.grammars.matching import EXACT_MASKS, CompiledGrammar, GrammarError, Limits
-from guided_smc.potentials import Constraint
+from guided_smc.potentials import Completion, Constraint, Potential
 from guided_smc.vocabulary import Vocabulary
 
 Whitespace = Literal["compact", "flexible"]
@@ -133,6 +134,10 @@ class JsonSchema(Constraint):
                 finish_reason="stop",
             ) from error
 
+    def check(self) -> Potential | None:
+        """The model's own validators, which its schema does not show; none for plain schemas."""
+        return _Validated(self.model) if self.model else None
+
     def value_key(self, text: str) -> Hashable:
         """Canonical JSON: equal for equal values, however they are spelt (1 is 1.0, not true)."""
         try:
@@ -142,6 +147,25 @@ class JsonSchema(Constraint):
             )
         except (ValueError, RecursionError):
             return text
+
+
+class _Validated(Potential):
+    """`1[the pydantic model accepts the text]`, asked of finished texts."""
+
+    def __init__(self, model: type[pydantic.BaseModel]) -> None:
+        self.model = model
+        self.name = f"{model.__name__} validates"
+
+    def log_complete(self, completions: Sequence[Completion]) -> Sequence[float]:
+        """0, or −inf where the model's validators refuse."""
+        return [self._log_indicator(c.text) for c in completions]
+
+    def _log_indicator(self, text: str) -> float:
+        try:
+            self.model.model_validate_json(text)
+        except ValueError:  # pydantic's ValidationError is one
+            return -math.inf
+        return 0.0
 
 
 def from_output_type(output_type: Any) -> Constraint | None:

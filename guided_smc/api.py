@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, cast, overload
@@ -12,7 +13,7 @@ from guided_smc.errors import ModelError, OptionError, PromptError
 from guided_smc.grammars import from_output_type
 from guided_smc.models.base import LanguageModel
 from guided_smc.models.table import TableModel
-from guided_smc.options import Options, make_options
+from guided_smc.options import Options, check_beta, make_options
 from guided_smc.population import Request
 from guided_smc.potentials import Constraint, Intersection, Potential
 from guided_smc.results import ErrorEvent, Event, Result, ResultEvent, T
@@ -63,6 +64,8 @@ def load(
         ModelError: There is no such model, or it cannot or must not be loaded.
         TokenizerMismatchError: The draft's tokenizer is another one.
     """
+    if not isinstance(model, str | os.PathLike):
+        raise OptionError(f"a model is named by a string or a path, got {model!r}")
     from guided_smc.models.int8 import Int8Twin
     from guided_smc.models.loading import load_pretrained
     from guided_smc.models.ngram import NGramModel
@@ -167,6 +170,22 @@ class LM:
         """
         opts = make_options(options, **changes)
         warnings: list[str] = []
+        if potential is not None and not isinstance(potential, Potential):
+            raise OptionError(
+                f"potential must be a guided_smc.Potential, got {potential!r}; a function goes "
+                "into reward=, or becomes a potential by guided_smc.reward(function)"
+            )
+        if isinstance(reward, Potential):
+            raise OptionError(
+                f"reward must be a function, and {reward.name!r} is a potential: pass it as "
+                "potential="
+            )
+        check_beta(beta)
+        if reward is None and (beta != 1.0 or reward_on != "end"):
+            raise OptionError(
+                "beta and reward_on go with reward=; a potential has its own: "
+                "guided_smc.reward(function, beta=..., on=...)"
+            )
         opts = self._fill_in(opts, index, exact_seed, warnings)
         factors = list(potential.factors()) if potential is not None else []
         output = from_output_type(output_type)
@@ -178,6 +197,8 @@ class LM:
         constraint: Constraint | None = None
         if constraints:
             constraint = constraints[0] if len(constraints) == 1 else Intersection(*constraints)
+            if (check := constraint.check()) is not None:
+                scores = [*check.factors(), *scores]
             if opts.stop:
                 raise OptionError(
                     "stop strings cannot be used with a constraint: the constraint says where "
@@ -210,6 +231,15 @@ class LM:
             raise OptionError(
                 f"block_size={block_size} needs a draft model: load(..., draft=...), or "
                 "block_size=0 to let the target propose for itself"
+            )
+        if self.draft is None and opts.draft_temperature is not None:
+            raise OptionError("draft_temperature needs a draft model: load(..., draft=...)")
+        greedy = opts.temperature / opts.power < 1e-3 or opts.top_k == 1
+        if block_size > 0 and greedy:
+            block_size = 0
+            warnings.append(
+                "no tokens were drafted: the target is greedy, so a drafted token has weight 0 "
+                "wherever it is not the target's own choice"
             )
         if block_size > 0 and opts.draft_temperature == 0:
             warnings.append(
@@ -258,6 +288,7 @@ class LM:
         **settings: Any,
     ) -> Iterator[Event[Any]]:
         """`generate`, as events. Takes the same arguments."""
+        _refuse_index(settings)
         requests = [
             self.request(p, index=i, **settings) for i, p in enumerate(_as_batch(prompt)[0])
         ]
@@ -329,7 +360,9 @@ class LM:
             OptionError, PromptError, ConstraintError: What cannot work, before anything runs.
             PotentialError: A potential failed.
         """
+        _refuse_index(settings)
         prompts, many = _as_batch(prompt)
+        return_exceptions = return_exceptions and many
         outcomes: list[Any] = [None] * len(prompts)
         requests: list[Request[Any]] = []
         for i, one in enumerate(prompts):
@@ -356,6 +389,11 @@ def derive_seed(seed: int, index: int) -> int:
         return seed
     digest = hashlib.blake2b(f"{seed},{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def _refuse_index(settings: dict[str, Any]) -> None:
+    if "index" in settings:
+        raise OptionError("index is given by the place in the list of prompts; see LM.request")
 
 
 def _as_batch(prompt: Any) -> tuple[Sequence[Any], bool]:

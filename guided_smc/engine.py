@@ -8,7 +8,8 @@ that is Z. The target is never renormalised over the mask.
 
 Properly weighted: for any function f of finished texts, the expectation of
 `exp(log_evidence) · Σ_n W_n f(x_n)` is `Σ_x p(x)^α Π Ψ(x) f(x)`, whatever K, the draft (as long as
-it can draw what the target can), the resampling threshold and the scheme.
+it can draw what the target can), the resampling threshold and the scheme. That is said of one
+start; a run that may start again when all particles have died is not unbiased.
 
 The engine knows no grammar library, no reward and no model library.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from guided_smc.errors import GuidedSMCError, ModelError
+from guided_smc.errors import GuidedSMCError, ModelError, PotentialError
 from guided_smc.models.base import FollowingModel, FollowingSession, LanguageModel, Session
 from guided_smc.population import Population, Request, Status
 from guided_smc.results import ErrorEvent, Event, ResultEvent, Step, StepEvent
@@ -36,6 +37,7 @@ from guided_smc.sampling import (
     masked_log_probs,
     scale,
     target_scores,
+    truncated_draft,
     unpack_bitmask,
 )
 
@@ -133,7 +135,7 @@ class Engine:
             if g in errors:
                 events.append(ErrorEvent(population.request.index, errors[g]))
                 continue
-            events.append(StepEvent(population.request.index, step, population.texts))
+            events.append(StepEvent(population.request.index, step, population.texts()))
             if len(population.live):
                 stay.append(population)
                 index += [row_of[step.ancestors[s]] for s in population.live]
@@ -234,7 +236,7 @@ class Engine:
             logits = self._target_session.extend(
                 torch.from_numpy(feed), torch.from_numpy(1 + block.count), last_only=False
             )
-            log_p_last = self._verify(rows, block, logits)
+            log_p_last = self._verify(rows, block, logits, errors)
         active = ~block.ended & ~block.dead
         with self._timed("mask"):
             mask = self._mask(rows, active, errors)
@@ -262,42 +264,71 @@ class Engine:
         counts = torch.tensor([len(x) for x in lacks])
         logits = session.extend(torch.from_numpy(feed), counts, last_only=True)
         logits = self._over_vocabulary(logits)
-        temperatures = [running[g].draft_temperature for g, _ in rows]
-        if len(set(temperatures)) == 1:
-            return scale(logits, temperatures[0])
-        t = torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)
-        return (logits - logits.amax(dim=-1, keepdim=True)) / t.unsqueeze(-1)
+        scores = torch.empty_like(logits)
+        for kind, members in self._kinds(rows, lambda p: (p.draft_temperature, *p.target_cut)):
+            temperature, top_k, top_p, min_p = kind
+            part = scale(logits[members], temperature)
+            if top_k or top_p < 1.0 or min_p:
+                part = truncated_draft(part, top_k=top_k, top_p=top_p, min_p=min_p)
+            scores[members] = part
+        return scores
+
+    def _kinds(
+        self, rows: list[tuple[int, int]], kind: Callable[[Population[Any]], tuple[Any, ...]]
+    ) -> list[tuple[tuple[Any, ...], Any]]:
+        """Rows that are treated alike, as an index each: mostly one kind and all rows."""
+        found: dict[tuple[Any, ...], list[int]] = {}
+        for r, (g, _) in enumerate(rows):
+            found.setdefault(kind(self._running[g]), []).append(r)
+        if len(found) == 1:
+            return [(k, slice(None)) for k in found]
+        return [(k, torch.tensor(members)) for k, members in found.items()]
 
     def _verify(
-        self, rows: list[tuple[int, int]], block: Block, logits: torch.Tensor
+        self,
+        rows: list[tuple[int, int]],
+        block: Block,
+        logits: torch.Tensor,
+        errors: dict[int, Exception],
     ) -> torch.Tensor:
         """Add log p of the drafted tokens to the block; return log p `[R, V]` after the last."""
         logits = self._over_vocabulary(logits)
         n_rows, width = logits.shape[0], logits.shape[1] - 1
         device = logits.device
-        # Requests that transform the target alike go together: mostly all of them.
-        kinds: dict[tuple[Any, ...], list[int]] = {}
-        for r, (g, _) in enumerate(rows):
-            kinds.setdefault(self._running[g].target_transform, []).append(r)
         at = torch.from_numpy(block.count).to(device)
         log_p_last = torch.empty(n_rows, logits.shape[-1], device=device)
         chosen = torch.zeros(n_rows, width, device=device)
         drafted = torch.from_numpy(block.tokens[:, :width]).to(device)
-        for (temperature, top_k, top_p, min_p), members in kinds.items():
-            some = slice(None) if len(members) == n_rows else torch.tensor(members, device=device)
-            part = logits[some]
+        for kind, members in self._kinds(rows, lambda p: (p.options.temperature, *p.target_cut)):
+            temperature, top_k, top_p, min_p = kind
             scores, log_z = target_scores(
-                part, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+                logits[members], temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
             )
-            taken = scores[:, :width].gather(-1, drafted[some].unsqueeze(-1))
-            chosen[some] = (taken - log_z[:, :width]).squeeze(-1)
-            which = torch.arange(len(part), device=device)
-            log_p_last[some] = scores[which, at[some]] - log_z[which, at[some]]
+            taken = scores[:, :width].gather(-1, drafted[members].unsqueeze(-1))
+            chosen[members] = (taken - log_z[:, :width]).squeeze(-1)
+            which = torch.arange(len(scores), device=device)
+            last = at[members]
+            log_p_last[members] = scores[which, last] - log_z[which, last]
         counts = torch.arange(width, device=device) < at.unsqueeze(-1)
         # Beyond the tokens that count the logits mean nothing and may be NaN.
         chosen = torch.where(counts, chosen, torch.zeros_like(chosen))
-        block.log_p += chosen.double().sum(-1).cpu().numpy()
+        log_p = chosen.double().sum(-1).cpu().numpy()
+        self._report_nan(rows, np.isnan(log_p), self.target, errors)
+        block.log_p += log_p
         return log_p_last
+
+    def _report_nan(
+        self,
+        rows: list[tuple[int, int]],
+        broken: np.ndarray,
+        model: LanguageModel,
+        errors: dict[int, Exception],
+    ) -> None:
+        for r in np.flatnonzero(broken):
+            errors[rows[r][0]] = ModelError(
+                f"model {model.name!r} gave logits that are NaN; try another dtype "
+                "(bfloat16 or float32)"
+            )
 
     def _take(
         self,
@@ -319,7 +350,7 @@ class Engine:
             log_p = scores
             powers = np.array([running[g].options.power for g, _ in rows])
             if not draft and np.any(powers != 1.0):
-                # 0 · (−inf) does not occur: α > 0
+                # 0 · (−inf) does not occur: α is at least 0.001
                 alpha = torch.from_numpy(powers).to(scores.device, scores.dtype)
                 scores = scores * alpha.unsqueeze(-1)
             if not draft and mask is None and np.all(powers == 1.0):
@@ -339,11 +370,7 @@ class Engine:
             token = tokens.cpu().numpy()
             died = active & ~log_z.isfinite().cpu().numpy()
         block.dead |= died
-        for r in np.flatnonzero(broken):
-            name = (self.draft if draft and self.draft else self.target).name
-            errors[rows[r][0]] = ModelError(
-                f"model {name!r} gave logits that are NaN; try another dtype (bfloat16 or float32)"
-            )
+        self._report_nan(rows, broken, self.draft if draft and self.draft else self.target, errors)
         is_eos = np.isin(token, self._eos)
         with self._timed("mask"):
             for r in np.flatnonzero(active & ~died):
@@ -362,8 +389,8 @@ class Engine:
                 population.append(s, t)
                 try:
                     viable = not population.states or population.states[s].advance(t)
-                except GuidedSMCError as error:
-                    errors[g], viable = error, False
+                except Exception as error:
+                    errors[g], viable = _named(error, population), False
                 block.dead[r] |= not viable
 
     def _mask(
@@ -393,9 +420,9 @@ class Engine:
             try:
                 constraint.fill_masks(states, bits)
                 accepting = torch.tensor([state.accepting for state in states])
-            except GuidedSMCError as error:
-                for r, _, g, _ in items:
-                    errors[g] = error
+            except Exception as error:
+                for r, population, g, _ in items:
+                    errors[g] = _named(error, population)
                     mask[r] = False
                 continue
             part = unpack_bitmask(bits, width) & self._ordinary
@@ -462,6 +489,18 @@ class Engine:
             for phase, seconds in self._seconds.items():
                 booked[phase] = booked.get(phase, 0.0) + seconds * share
         self._seconds = {}
+
+
+def _named(error: Exception, population: Population[Any]) -> Exception:
+    """An error of ours as it is; another one as that of the constraint that raised it."""
+    if isinstance(error, GuidedSMCError):
+        return error
+    name = type(population.request.constraint).__name__
+    wrapped = PotentialError(
+        f"constraint {name!r} raised {type(error).__name__}: {error}", potential=name
+    )
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def run(

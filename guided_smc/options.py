@@ -15,6 +15,12 @@ Selection = Literal["sample", "best", "vote", "all"]
 GREEDY_TEMPERATURE = 1e-5
 """What a temperature of 0 is computed as: the limit, to float precision, with ties split."""
 
+LEAST_DRAFT_TEMPERATURE = 0.2
+"""Of a draft whose temperature nobody chose."""
+
+OUTSIDE = 0.1
+"""Share of the proposals that a draft makes without the target's top-k, top-p and min-p."""
+
 
 class Options(BaseModel):
     """Sampling options of one request.
@@ -25,27 +31,28 @@ class Options(BaseModel):
         top_p: Nucleus of the target, in (0, 1]; 1 is off.
         top_k: Most likely tokens of the target that are kept; 0 is off.
         min_p: Tokens below this fraction of the most likely token's probability are cut; 0 is off.
-        power: α of the power target `p^α`.
+        power: α of the power target `p^α`, from 0.001 to 1000.
         stop: Strings that end a text, not included in it. Not together with a constraint.
         seed: Of this request's generator, in `0..2**63-1`; None draws one, reported in the result.
         n_particles: N.
         block_size: K, tokens drafted before each verification; None is 4 with a draft, else 0.
         ess_threshold: Resample when ESS < threshold · N, in [0, 1].
         resampling: Scheme.
-        draft_temperature: None is the temperature of the target divided by α.
+        draft_temperature: None is the temperature of the target divided by α, but at least 0.2: a
+            draft that is surer of itself than that misses what the target would say.
         select: How the answer is taken from the final particles: a draw from the weights, the
             heaviest, the value with the largest total weight, or all distinct values.
         max_restarts: How often to start again when every particle has weight 0.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
     max_tokens: int = Field(256, gt=0)
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     min_p: float = Field(0.0, ge=0, le=1)
-    power: float = Field(1.0, gt=0)
+    power: float = Field(1.0, ge=1e-3, le=1e3)
     stop: tuple[str, ...] = ()
     seed: int | None = Field(None, ge=0, lt=2**63)
     n_particles: int = Field(8, gt=0)
@@ -59,7 +66,9 @@ class Options(BaseModel):
     @field_validator("stop", mode="before")
     @classmethod
     def _one_or_many(cls, stop: Any) -> Any:
-        return (stop,) if isinstance(stop, str) else stop
+        if isinstance(stop, str):
+            return (stop,)
+        return tuple(stop) if isinstance(stop, list) else stop
 
     @field_validator("stop")
     @classmethod
@@ -75,7 +84,11 @@ def make_options(base: Options | None = None, **changes: Any) -> Options:
     Raises:
         OptionError: An unknown option or a value out of range, all of them in one message.
     """
-    values = {**(base.model_dump() if base else {}), **changes}
+    if base is not None and not isinstance(base, Options):
+        raise OptionError(f"options must be guided_smc.Options, got {type(base).__name__}")
+    # Numbers of numpy and scalars of torch are numbers.
+    plain = {k: v.item() if getattr(v, "shape", None) == () else v for k, v in changes.items()}
+    values = {**(base.model_dump() if base else {}), **plain}
     try:
         return Options(**values)
     except ValidationError as error:
@@ -86,16 +99,20 @@ def make_options(base: Options | None = None, **changes: Any) -> Options:
             if e["type"] == "extra_forbidden":
                 parts.append(f"unknown option {name!r} (there are: {known})")
             else:
-                parts.append(f"{name}: {e['msg']}, got {e['input']!r}")
+                message = e["msg"].removeprefix("Value error, ")
+                parts.append(f"{name}: {message}, got {e['input']!r}")
         raise OptionError("; ".join(parts)) from None
 
 
-def check_beta(beta: float) -> float:
+def check_beta(beta: Any) -> float:
     """β of a reward: any finite number.
 
     Raises:
         OptionError: Not a finite number.
     """
-    if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not math.isfinite(beta):
+    number = beta.item() if getattr(beta, "shape", None) == () else beta
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise OptionError(f"beta must be a finite number, got {beta!r}")
-    return float(beta)
+    if not math.isfinite(number):
+        raise OptionError(f"beta must be a finite number, got {beta!r}")
+    return float(number)

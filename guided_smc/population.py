@@ -14,7 +14,7 @@ from typing import Any, Generic
 import numpy as np
 
 from guided_smc.errors import PotentialError
-from guided_smc.options import GREEDY_TEMPERATURE, Options
+from guided_smc.options import GREEDY_TEMPERATURE, LEAST_DRAFT_TEMPERATURE, Options
 from guided_smc.potentials import (
     CompiledConstraint,
     Completion,
@@ -30,6 +30,10 @@ from guided_smc.resampling import (
 )
 from guided_smc.results import FinishReason, Particle, Result, Step, T, Usage
 from guided_smc.vocabulary import Vocabulary
+
+_POOR_COVER = -2.0  # log-evidence of a run whose exact one is 0
+
+_GROWTH = 128  # columns of the token array to begin with
 
 
 class Status(IntEnum):
@@ -94,7 +98,7 @@ class Population(Generic[T]):
     """N weighted particles.
 
     Attributes (N slots each):
-        tokens: int64 `[N, 1 + max_tokens]`; column 0 is the prompt's last token.
+        tokens: int64 `[N, ...]`, grown as needed; column 0 is the prompt's last token.
         length: int64 `[N]`, generated tokens without the end token.
         log_w: float64 `[N]` since the last resampling.
         log_p, log_q: float64 `[N]`, sums over the tokens of a particle.
@@ -118,7 +122,7 @@ class Population(Generic[T]):
     def begin(self) -> None:
         """N particles at the end of the prompt, with weight 1."""
         n, n_psi = self.n, len(self.request.potentials)
-        self.tokens = np.zeros((n, 1 + self.options.max_tokens), dtype=np.int64)
+        self.tokens = np.zeros((n, _GROWTH), dtype=np.int64)
         self.tokens[:, 0] = self.request.prompt_ids[-1]
         self.length = np.zeros(n, dtype=np.int64)
         self.log_w = np.zeros(n)
@@ -138,18 +142,17 @@ class Population(Generic[T]):
     # -- what the engine asks ----------------------------------------------------------------
 
     @property
-    def target_transform(self) -> tuple[float, int, float, float]:
-        """Temperature, top-k, top-p and min-p of the target."""
-        o = self.options
-        return o.temperature, o.top_k, o.top_p, o.min_p
+    def target_cut(self) -> tuple[int, float, float]:
+        """Top-k, top-p and min-p of the target."""
+        return self.options.top_k, self.options.top_p, self.options.min_p
 
     @property
     def draft_temperature(self) -> float:
         """Of the draft: by default what makes it resemble `p^α`."""
-        t = self.options.draft_temperature
-        return max(
-            self.options.temperature / self.options.power if t is None else t, GREEDY_TEMPERATURE
-        )
+        own = self.options.draft_temperature
+        if own is not None:
+            return max(own, GREEDY_TEMPERATURE)
+        return max(self.options.temperature / self.options.power, LEAST_DRAFT_TEMPERATURE)
 
     @property
     def live(self) -> np.ndarray:
@@ -178,6 +181,8 @@ class Population(Generic[T]):
     def append(self, slot: int, token: int) -> None:
         """Append a token to a particle."""
         self.length[slot] += 1
+        if self.length[slot] >= self.tokens.shape[1]:
+            self.tokens = np.pad(self.tokens, ((0, 0), (0, self.tokens.shape[1])))
         self.tokens[slot, self.length[slot]] = token
 
     # -- weights ---------------------------------------------------------------------------------
@@ -326,6 +331,18 @@ class Population(Generic[T]):
         """`[N]` texts so far."""
         return tuple(self._text(s, bool(self.status[s] != Status.LIVE)) for s in range(self.n))
 
+    def _warnings(self, log_evidence: float) -> tuple[str, ...]:
+        """The request's, and what the outcome says."""
+        request = self.request
+        free = request.constraint is None and not request.potentials and self.options.power == 1.0
+        if free and log_evidence < _POOR_COVER:
+            found = (
+                f"log_evidence is {log_evidence:.1f} where 0 is exact: the draft hardly ever says "
+                "what the target would; lower block_size, raise n_particles, or use a closer draft"
+            )
+            return (*request.warnings, found)
+        return request.warnings
+
     def result(self) -> Result[T]:
         """Select the answer and report everything."""
         weights = normalise(self.log_w)
@@ -373,7 +390,7 @@ class Population(Generic[T]):
             usage=self.usage,
             seed=self.request.seed,
             restarts=self.restarts,
-            warnings=self.request.warnings,
+            warnings=self._warnings(log_evidence),
             _parse=self.request.parse,
             _key=self.request.value_key,
         )

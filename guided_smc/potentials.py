@@ -146,6 +146,10 @@ class Constraint(Potential):
             ConstraintError: The language cannot be compiled, with the place and the reason.
         """
 
+    def check(self) -> Potential | None:
+        """What the mask cannot say of a finished text, as a score to multiply in."""
+        return None
+
     def parse(self, text: str) -> Any:
         """The typed value of a member of the language."""
         return text
@@ -182,6 +186,11 @@ class Intersection(Constraint):
     def compile(self, vocabulary: Vocabulary) -> CompiledConstraint:
         """Compile every part."""
         return _CompiledIntersection([c.compile(vocabulary) for c in self.constraints])
+
+    def check(self) -> Potential | None:
+        """The checks of all parts."""
+        checks = [check for c in self.constraints if (check := c.check()) is not None]
+        return Product(*checks) if checks else None
 
     def parse(self, text: str) -> Any:
         """The value as the first constraint sees it."""

@@ -106,15 +106,17 @@ class Result(Generic[T]):
         text: Text of the selected particle; of the best partial one if none completed.
         token_ids: Its tokens, without the end token.
         finish_reason: How it ended.
-        log_evidence: Estimate of `log Σ_x p(x)^α Π Ψ(x)`; `exp` of it is unbiased if there was
-            no restart (after M failed starts it is the average over all M + 1). −inf if
-            every particle died.
+        log_evidence: Estimate of `log Σ_x p(x)^α Π Ψ(x)`. With `max_restarts=0`, `exp` of it is
+            unbiased. A run that may start again stops at the first start that survives, and
+            averages over its starts: that is too large on average where starts often die.
+            −inf if every particle died.
         particles: All N of them.
         selected: Indices into `particles`: one, or with `select="all"` one for each distinct
             value, heaviest first. Empty if every particle died.
         steps: What happened at each step.
         usage: Counts and seconds.
-        seed: Generates this result again, for this prompt alone.
+        seed: Generates this result again, for this prompt alone (up to the last bits of floats,
+            which depend on the shape of the batch).
         restarts: How often the run started again because every particle had died.
         warnings: What the reader should know: fallbacks taken, proposals that do not cover.
     """
@@ -148,7 +150,11 @@ class Result(Generic[T]):
                 todo = "raise max_tokens or n_particles"
             else:
                 what = "every particle reached weight 0"
-                todo = "raise n_particles, or check that the potentials allow any text"
+                todo = (
+                    "raise n_particles, or check that something is left: potentials may forbid "
+                    "every text, and top_k, top_p or min_p every token that a constraint allows "
+                    "or a draft proposes"
+                )
             raise IncompleteOutputError(
                 f"{what} (best partial text: {self.text!r}); {todo}",
                 text=self.text,
@@ -190,16 +196,12 @@ class StepEvent:
     Attributes:
         index: Position of the prompt in the request.
         step: The record that also enters the result.
+        texts: `[N]` texts so far, after resampling.
     """
 
     index: int
     step: Step
-    _texts: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """`[N]` texts so far, after resampling. Read it before asking for the next event."""
-        return self._texts()
+    texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ All functions take and return float32 log-probabilities `[..., V]` on the logits
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
-from guided_smc.options import GREEDY_TEMPERATURE
+from guided_smc.options import GREEDY_TEMPERATURE, OUTSIDE
 
 NEG_INF = float("-inf")
 
@@ -54,6 +56,26 @@ def target_scores(
         scaled = scaled.masked_fill(scaled < top + float(np.log(min_p)), NEG_INF)
     # Not log_softmax: it rounds otherwise than the proposals' normaliser does, always to one side.
     return scaled, scaled.logsumexp(dim=-1, keepdim=True)
+
+
+def truncated_draft(
+    scores: torch.Tensor, *, top_k: int, top_p: float, min_p: float
+) -> torch.Tensor:
+    """What a draft proposes for a target that is cut by top-k, top-p or min-p: log q `[R, V]`.
+
+    Mostly its own distribution cut alike, since a token outside the target's cut ends a particle;
+    and with a share of `OUTSIDE` all of it, since the two cuts differ and everything that the
+    target can say must be reachable.
+
+    Args:
+        scores: float32 `[R, V]`, the draft's unnormalised log-probabilities.
+        top_k: Of the target.
+        top_p: Of the target.
+        min_p: Of the target.
+    """
+    whole = scores - scores.logsumexp(dim=-1, keepdim=True)
+    cut, log_z = target_scores(scores, top_k=top_k, top_p=top_p, min_p=min_p)
+    return torch.logaddexp(cut - log_z + math.log1p(-OUTSIDE), whole + math.log(OUTSIDE))
 
 
 def scale(logits: torch.Tensor, temperature: float) -> torch.Tensor:

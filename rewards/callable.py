@@ -148,7 +148,7 @@ class Reward(Potential):
             f"the reward {self.name!r} {what}; given {given} (called by the {self.convention} "
             f"convention, because {self._because})",
             potential=self.name,
-            text=texts[0] if len(set(texts)) == 1 else None,
+            text=texts[0],
         )
 
 

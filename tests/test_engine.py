@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pydantic
 import pytest
 import torch
 from support import VOCABULARY, Language, Score, request, results
 
+from guided_smc import LM, reward
 from guided_smc.engine import Engine, run
 from guided_smc.errors import (
     IncompleteOutputError,
@@ -456,3 +458,156 @@ def test_requests_are_generic_over_their_value():
     r.parse = len
     (result,) = results(run(TARGET, [r]))
     assert result.value == len(result.text)
+
+
+@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_k": 1}], ids=str)
+def test_a_greedy_target_is_not_drafted_for_and_the_result_says_so(greedy):
+    alone = LM(TARGET).generate("a", max_tokens=6, seed=0, **greedy)
+    drafted = LM(TARGET, draft=DRAFT).generate("a", max_tokens=6, seed=0, **greedy)
+    assert drafted.text == alone.text
+    assert drafted.log_evidence == pytest.approx(0.0, abs=1e-4)
+    assert any("greedy" in w for w in drafted.warnings)
+    assert alone.warnings == ()
+
+
+def test_a_draft_that_misses_the_target_is_told():
+    sure = TableModel(lambda c: [0.001, 0.999, 0, 0, 0, 0], VOCABULARY)
+    target = TableModel(lambda c: [0.999, 0.001, 0, 0, 0, 0], VOCABULARY)
+    result = LM(target, draft=sure).generate("a", max_tokens=8, n_particles=2, seed=0)
+    assert any("log_evidence" in w for w in result.warnings)
+
+
+def test_nan_in_the_middle_of_a_block_is_an_error():
+    class BreaksInside(TableModel):
+        def start_session(self):
+            session = super().start_session()
+            extend = session.extend
+
+            def broken(tokens, counts, *, last_only):
+                logits = extend(tokens, counts, last_only=last_only)
+                if not last_only:
+                    logits[:, 0] = float("nan")
+                return logits
+
+            session.extend = broken
+            return session
+
+    model = BreaksInside(TARGET.probabilities, VOCABULARY)
+    with pytest.raises(ModelError, match="NaN"):
+        one(model, draft=DRAFT, block_size=3)
+
+
+def test_a_constraint_that_raises_fails_its_own_request_alone():
+    class Bad(Language):
+        def compile(self, vocabulary):
+            compiled = super().compile(vocabulary)
+
+            def fill_masks(states, bitmask):
+                raise ValueError("mine")
+
+            compiled.fill_masks = fill_masks
+            return compiled
+
+    bad = request(TARGET, (0,), index=0, constraint=Bad(lambda t: True, 2))
+    good = request(TARGET, (0,), index=1)
+    events = list(run(TARGET, [bad, good]))
+    (error,) = [e.error for e in events if isinstance(e, ErrorEvent)]
+    assert isinstance(error, PotentialError)
+    assert "ValueError: mine" in str(error)
+    assert [e.index for e in events if isinstance(e, ResultEvent)] == [1]
+
+
+def test_draft_passes_that_were_not_made_are_not_counted():
+    ends = fixed()
+    result = one(ends, draft=ends, block_size=4, n_particles=2)
+    assert result.usage.draft_passes == 1
+    assert result.usage.particle_tokens == 2
+
+
+def test_texts_of_events_stay_what_they_were():
+    events = list(LM(fixed(0, 1, 2)).stream("a", n_particles=1, max_tokens=3, seed=1))
+    assert [e.texts for e in events[:-1]] == [("a",), ("ab",), ("abc",)]
+
+
+def test_a_text_may_be_long():
+    endless = TableModel(lambda c: [1.0, 0, 0, 0, 0, 0], VOCABULARY)
+    result = one(endless, max_tokens=300, n_particles=2)
+    assert result.text == "a" * 300
+    assert one(fixed(0, 1), max_tokens=10**12, n_particles=2).text == "ab"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beta": math.nan}, "beta"),
+        ({"beta": 2.0}, "go with reward="),
+        ({"reward_on": "prefix"}, "go with reward="),
+        ({"potential": reward(len), "beta": 7.0}, "potential has its own"),
+        ({"potential": len}, "reward="),
+        ({"reward": reward(len)}, "potential="),
+        ({"draft_temperature": 0.5}, "draft model"),
+        ({"block_size": 2}, "draft model"),
+        ({"options": {"max_tokens": 3}}, "Options"),
+        ({"index": 3}, "index"),
+        ({"n_particles": True}, "n_particles"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"power": 1e-50}, "power"),
+        ({"potential": ANYTHING, "stop": "a"}, "stop strings"),
+    ],
+    ids=str,
+)
+def test_nothing_is_accepted_and_ignored(settings, message):
+    with pytest.raises(OptionError, match=message):
+        LM(TARGET).generate("a", **settings)
+
+
+def test_numbers_of_numpy_are_numbers():
+    result = LM(TARGET).generate(
+        "a", max_tokens=np.int64(3), reward=len, beta=np.float32(0.5), seed=np.int64(3)
+    )
+    assert len(result.text) <= 3
+
+
+@pytest.mark.parametrize("prompt", [None, 3, 2.5])
+def test_what_is_no_prompt_is_refused(prompt):
+    with pytest.raises(PromptError):
+        LM(TARGET).generate(prompt)
+
+
+def test_an_error_of_a_single_prompt_is_raised_and_never_returned():
+    with pytest.raises(PromptError):
+        LM(TARGET).generate("zz", return_exceptions=True)
+    found = LM(TARGET).generate(["zz", "a"], max_tokens=2, return_exceptions=True)
+    assert isinstance(found[0], PromptError)
+
+
+def test_validators_of_a_pydantic_model_are_part_of_the_constraint():
+    class Even(pydantic.BaseModel):
+        n: int = pydantic.Field(ge=0, le=9)
+
+        @pydantic.field_validator("n")
+        @classmethod
+        def _even(cls, n):
+            if n % 2:
+                raise ValueError("odd")
+            return n
+
+    vocabulary = Vocabulary([b'{"n":', *(b"%d" % i for i in range(10)), b"}", b""], eos_ids=[12])
+    model = TableModel.random(vocabulary, seed=1, eos_probability=0.2)
+    result = LM(model).generate(
+        [12], output_type=Even, n_particles=64, max_tokens=4, seed=0, ess_threshold=0
+    )
+    assert {v.value.n for v in result.values} <= {0, 2, 4, 6, 8}
+    assert any(p.weight == 0 for p in result.particles)
+    mass = sum(
+        model.probabilities((12,))[0]
+        * model.probabilities((12, 0))[1 + n]
+        * model.probabilities((12, 0, 1 + n))[11]
+        * model.probabilities((12, 0, 1 + n, 11))[12]
+        for n in (0, 2, 4, 6, 8)
+    )
+    settings = dict(output_type=Even, n_particles=32, max_tokens=4, max_restarts=0)
+    found = [
+        math.exp(LM(model).generate([12], seed=s, **settings).log_evidence) for s in range(100)
+    ]
+    assert abs(np.mean(found) - mass) < 4 * np.std(found) / 10

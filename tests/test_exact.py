@@ -159,6 +159,13 @@ def test_the_transformed_target_is_the_target(transform, block_size):
     assert_unbiased(found, exact(TARGET, PROMPT, max_tokens=4, member=member, **transform))
 
 
+@pytest.mark.parametrize("transform", [{"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.4}], ids=str)
+def test_a_cut_target_is_covered_by_its_draft(transform):
+    """Where the two cuts differ, too; and so that most runs survive."""
+    found = runs(2000, block_size=2, n_particles=4, **transform)
+    assert_unbiased(found, exact(TARGET, PROMPT, max_tokens=4, **transform))
+
+
 @pytest.mark.parametrize("draft_temperature", [0.5, 3.0])
 def test_the_draft_temperature_changes_the_proposal_and_not_the_posterior(draft_temperature):
     found = runs(

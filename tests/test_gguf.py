@@ -60,6 +60,19 @@ def test_a_folder_that_holds_one_gguf_file_stands_for_it(tmp_path, no_hub):
         load_pretrained(tmp_path, device="cpu")
 
 
+def test_the_same_file_in_another_place_and_time_is_not_converted_again(tmp_path, no_hub):
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path)
+    load_pretrained(path, device="cpu")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    copied = shutil.copyfile(path, elsewhere / "tiny.gguf")
+    os.utime(copied, (1, 1))
+    told = []
+    load_pretrained(copied, device="cpu", notify=told.append)
+    assert told == []
+
+
 def test_a_changed_gguf_file_is_converted_again(tmp_path, no_hub):
     path = tmp_path / "tiny.gguf"
     write_gguf(path)

@@ -259,7 +259,7 @@ def test_an_exception_in_a_batch_names_a_text_if_there_is_one():
     for fn in (fails, fails_late):
         with pytest.raises(PotentialError, match=r"2 texts.*'a'") as failed:
             reward(fn).log_complete(texts("a", "b"))
-        assert failed.value.text is None
+        assert failed.value.text == "a"
         with pytest.raises(PotentialError, match="RuntimeError: no") as failed:
             reward(fn).log_complete(texts("a", "a"))
         assert failed.value.text == "a"

@@ -40,7 +40,7 @@ _SAMPLING: dict[str, tuple[Any, str]] = {
     "block_size": (int, "Tokens drafted per step.  [default: 4 with --draft, else 0]"),
     "ess_threshold": (float, "Resample when ESS < threshold · particles, in [0, 1]."),
     "resampling": (click.Choice(get_args(ResamplingScheme)), "Resampling scheme."),
-    "draft_temperature": (float, "Of the draft.  [default: that of the model, divided by α]"),
+    "draft_temperature": (float, "Of the draft.  [default: that of the model / α, from 0.2]"),
     "select": (click.Choice(get_args(Selection)), "How the answer is taken from the particles."),
     "max_restarts": (int, "Fresh starts when all particles have died."),
 }
@@ -64,7 +64,9 @@ def _sampling_options(command: Command) -> Command:
 @click.command(context_settings=SETTINGS, short_help="Generate for every prompt of a file.")
 @click.argument("prompts")
 @click.option("--model", default="smollm2-135m", show_default=True, help="Name, folder or file.")
-@click.option("--draft", help="A smaller model with the same tokenizer, to draft tokens.")
+@click.option(
+    "--draft", help="Proposes tokens: a smaller model with the same tokenizer, int8, or ngram."
+)
 @click.option("--schema", help="JSON Schema file, or module:PydanticModel.")
 @click.option("--reward", help="module:function that scores texts.")
 @click.option("--beta", type=float, help="Strength of the reward.  [default: 1.0]")

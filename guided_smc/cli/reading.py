@@ -210,12 +210,18 @@ def _find_prompt(record: dict[str, Any]) -> Prompt:
     return value
 
 
+_WHOLE_RUN = {"model", "draft", "schema", "reward", "beta", "reward_on", "chat", "dtype", "device"}
+"""Options of the command that a line might seem to override."""
+
+
 def _override(base: Options, record: dict[str, Any]) -> tuple[Options, bool]:
     for name in record:
         meant = name.replace("-", "_")
         if meant != name and meant in Options.model_fields:
             # Carried through in silence, the option would be lost.
             raise PromptError(f'unknown field "{name}": the option is called "{meant}"')
+        if meant in _WHOLE_RUN:
+            raise PromptError(f'"{name}" holds for the whole run: give it to the command')
     # null is what tables exported to JSON hold where a column has no value.
     changes = {
         name: value

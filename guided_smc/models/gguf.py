@@ -30,6 +30,7 @@ from guided_smc.models.checks import Notify, first_line, quiet, require_causal
 
 _CACHE_VARIABLE = "GUIDED_SMC_CACHE"
 _MARKER = "guided-smc.json"
+_READ_WHOLE = 1 << 30  # bytes
 _CONVERSION_VERSION = 1
 _STALE_AFTER_S = 24 * 3600.0
 
@@ -92,18 +93,23 @@ def _entry_for(gguf: Path) -> Path:
 
 
 def _fingerprint(gguf: Path) -> str:
-    """Tells whether a file is the one that was converted, without reading all of it.
+    """Tells whether a file is the one that was converted.
 
-    Name, size and time would do but for archives that give every file the same time; the ends of
-    two models differ.
+    By what it holds, so that the same file in another environment is not converted again; of a
+    large one, by its ends and its time.
     """
     stat = gguf.stat()
+    digest = hashlib.blake2b(f"{gguf.name}\0{stat.st_size}\0".encode())
     edge = 1 << 20
-    digest = hashlib.blake2b(f"{gguf.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
     with gguf.open("rb") as file:
-        digest.update(file.read(edge))
-        file.seek(max(0, stat.st_size - edge))
-        digest.update(file.read(edge))
+        if stat.st_size <= _READ_WHOLE:
+            while chunk := file.read(edge):
+                digest.update(chunk)
+        else:
+            digest.update(str(stat.st_mtime_ns).encode())
+            digest.update(file.read(edge))
+            file.seek(max(0, stat.st_size - edge))
+            digest.update(file.read(edge))
     return digest.hexdigest()[:16]
 
 

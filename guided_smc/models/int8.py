@@ -171,12 +171,12 @@ def _quantise_children(parent: torch.nn.Module) -> None:
         setattr(parent, name, _int8([linear]))
 
 
-def _int8(linears: Sequence[torch.nn.Module]) -> Int8Linear:
+def _int8(linears: Sequence[Any]) -> Int8Linear:
     biases = [m.bias for m in linears if m.bias is not None]
     return Int8Linear([_weight(m) for m in linears], biases)
 
 
-def _weight(linear: torch.nn.Module) -> torch.Tensor:
+def _weight(linear: Any) -> torch.Tensor:
     """`[out, in]`."""
     weight: torch.Tensor = linear.weight
     return weight.T if isinstance(linear, Conv1D) else weight

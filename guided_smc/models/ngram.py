@@ -35,8 +35,8 @@ class NGramModel:
         vocabulary: The target's.
     """
 
-    context_length = None
-    name = "n-gram"
+    context_length: int | None = None
+    name: str = "n-gram"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary

@@ -108,6 +108,8 @@ class TableModel:
         """
         if chat:
             raise PromptError(f"{self.name} has no chat template")
+        if not isinstance(prompt, str | list | tuple):
+            raise PromptError(f"a prompt is a text or a list of token ids, got {prompt!r}")
         if not isinstance(prompt, str):
             ids = list(prompt)
             if any(not isinstance(i, int) or not 0 <= i < len(self.vocabulary) for i in ids):
