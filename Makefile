@@ -42,7 +42,8 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	rm -rf build/typed
 	$(PIP) install --quiet --no-deps --no-build-isolation --target build/typed .
-	$(BIN)/mypy --config-file pyproject.toml --python-executable $(BIN)/python build/typed/guided_smc
+	MYPYPATH=build/typed $(BIN)/mypy --config-file pyproject.toml \
+		--python-executable $(BIN)/python build/typed/guided_smc tests/typed_api.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

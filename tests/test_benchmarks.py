@@ -71,7 +71,6 @@ def test_a_ratio_is_that_of_the_medians_and_spreads_over_rounds(harness):
 
 @pytest.mark.model
 def test_throughput_numbers_agree(tmp_path):
-    pytest.importorskip("outlines")
     results = run_quick("throughput.py", tmp_path / "new" / "throughput.json")
     ours = {"ours N=1", "ours N=4", "ours N=8"}
     assert set(results["tasks"]["free"]) == {"transformers"} | ours
@@ -127,3 +126,17 @@ def test_profile_accounts_for_all_of_the_time(tmp_path):
         assert sum(sum(parts.values()) for parts in regions) == pytest.approx(
             found["wall_ms_per_step"], rel=0.05
         )
+
+
+@pytest.mark.model
+def test_draft_numbers_agree(tmp_path):
+    results = run_quick("drafts.py", tmp_path / "drafts.json")
+    for rows in results["tasks"].values():
+        assert set(rows) == {f"N={n}{d}" for n in (1, 4) for d in ("", " int8 K=4", " ngram K=4")}
+        for name, row in rows.items():
+            reference = rows[name.partition(" ")[0]]["returned_tokens_per_s"]["median"]
+            found = row["ratio_to_no_draft"]["ratio"]
+            assert found == pytest.approx(row["returned_tokens_per_s"]["median"] / reference)
+            assert 0 < row["ess_per_particle"]["median"] <= 1 + 1e-9
+            assert (row["draft_ms_per_pass"]["median"] > 0) == ("K=" in name)
+            assert 0 < row["share_of_grammar_weights_resampling"]["median"] < 1

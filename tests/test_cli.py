@@ -405,7 +405,7 @@ def test_on_a_terminal_a_bar_moves_and_the_draft_the_reward_and_the_order_are_ta
         assert all(step["block_size"] == 2 for step in record["steps"])
         for particle in record["particles"]:
             score = 20.0 if "green" in particle["text"] else 0.0
-            assert particle["log_potentials"] == {"likes_green": score}
+            assert particle["log_potentials"]["likes_green"] == score
         heaviest = max(record["particles"], key=lambda p: p["weight"])
         assert json.loads(heaviest["text"]) == record["value"]
     assert "3/3" in said

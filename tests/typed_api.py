@@ -1,0 +1,24 @@
+"""What a type checker must see of the API: `make lint` runs mypy over this file."""
+
+from pydantic import BaseModel
+from typing_extensions import assert_type
+
+from guided_smc import LM, Result, Weighted, json_schema
+
+
+class Person(BaseModel):
+    name: str
+
+
+def check(lm: LM) -> None:
+    assert_type(lm.generate("a"), Result[str])
+    assert_type(lm.generate("a").value, str)
+    assert_type(lm.generate("a", output_type=Person), Result[Person])
+    assert_type(lm.generate("a", output_type=Person, n_particles=4).value.name, str)
+    assert_type(lm.generate(["a", "b"], output_type=Person), list[Result[Person]])
+    assert_type(lm.generate("a", output_type=Person).values, list[Weighted[Person]])
+    lm.generate("a", output_type={"type": "integer"}).value + 1
+    lm.generate("a", potential=json_schema(Person) * json_schema(Person))
+    messages = [{"role": "user", "content": "a"}]
+    assert_type(lm.generate(messages, output_type=Person), Result[Person])
+    assert_type(lm.generate([messages], output_type=Person), list[Result[Person]])
