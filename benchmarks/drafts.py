@@ -8,6 +8,7 @@ differs from the target spends particles.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,8 @@ def summarise(laps: dict[str, list[Lap[Result[Any]]]]) -> dict[str, Any]:
                     for x in laps[c]
                 ]
             ),
-            "log_evidence": spread([x.outcome.log_evidence for x in laps[c]]),
+            # null where no particle completed
+            "log_evidence": [_finite(x.outcome.log_evidence) for x in laps[c]],
             "draft_ms_per_pass": spread([_per_pass(x.outcome, "draft") for x in laps[c]]),
             "verify_ms_per_pass": spread([_per_pass(x.outcome, "verify") for x in laps[c]]),
             "share_of_grammar_weights_resampling": spread([_share(x.outcome) for x in laps[c]]),
@@ -101,6 +103,10 @@ def summarise(laps: dict[str, list[Lap[Result[Any]]]]) -> dict[str, Any]:
         }
         for c in laps
     }
+
+
+def _finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None
 
 
 def _per_pass(result: Result[Any], phase: str) -> float:

@@ -137,6 +137,6 @@ def test_draft_numbers_agree(tmp_path):
             reference = rows[name.partition(" ")[0]]["returned_tokens_per_s"]["median"]
             found = row["ratio_to_no_draft"]["ratio"]
             assert found == pytest.approx(row["returned_tokens_per_s"]["median"] / reference)
-            assert 0 < row["ess_per_particle"]["median"] <= 1 + 1e-9
+            assert 0 <= row["ess_per_particle"]["median"] <= 1 + 1e-9
             assert (row["draft_ms_per_pass"]["median"] > 0) == ("K=" in name)
             assert 0 < row["share_of_grammar_weights_resampling"]["median"] < 1
