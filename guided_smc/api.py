@@ -265,7 +265,9 @@ class LM:
 
     # -- running ---------------------------------------------------------------------------------
 
-    def run(self, requests: Iterable[Request[T]], *, max_rows: int = 64) -> Iterator[Event[T]]:
+    def run(
+        self, requests: Iterable[Request[T] | None], *, max_rows: int = 64
+    ) -> Iterator[Event[T]]:
         """Run requests, many at a time, and yield what happens.
 
         Yields a `StepEvent` for each step of each request, and for each request in the end a
@@ -273,7 +275,8 @@ class LM:
         answer is known only at the end.
 
         Args:
-            requests: From `request`; taken one by one, as particles fit.
+            requests: From `request`; taken one by one, as particles fit. An iterator may yield
+                None to say that no more is there yet, so that what runs goes on meanwhile.
             max_rows: Most particles at once.
         """
         if max_rows <= 0:

@@ -41,6 +41,8 @@ from guided_smc.sampling import (
     unpack_bitmask,
 )
 
+_IDLE_S = 0.01  # between looks at whether a request has arrived
+
 
 @dataclass
 class Block:
@@ -505,22 +507,31 @@ def _named(error: Exception, population: Population[Any]) -> Exception:
 
 def run(
     target: LanguageModel,
-    requests: Iterable[Request[Any]],
+    requests: Iterable[Request[Any] | None],
     *,
     draft: LanguageModel | None = None,
     max_rows: int = 64,
 ) -> Iterator[Event[Any]]:
-    """Run requests to the end; they are asked for one by one, as particles fit."""
+    """Run requests to the end; they are asked for one by one, as particles fit.
+
+    None among them says that no more is there yet: what runs goes on meanwhile.
+    """
     engine = Engine(target, draft, max_rows=max_rows)
     pending = iter(requests)
-    exhausted = False
+    ended = False
     while True:
-        while not exhausted and engine.free_rows > 0:
-            request = next(pending, None)
+        while not ended and engine.free_rows > 0:
+            try:
+                request = next(pending)
+            except StopIteration:
+                ended = True
+                break
             if request is None:
-                exhausted = True
-            else:
-                engine.add(request)
-        if not engine.busy:
+                break
+            engine.add(request)
+        if engine.busy:
+            yield from engine.step()
+        elif ended:
             return
-        yield from engine.step()
+        else:
+            time.sleep(_IDLE_S)

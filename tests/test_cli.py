@@ -380,6 +380,26 @@ def test_standard_streams_hold_records_alone_and_a_reward_that_fails_costs_its_l
 
 
 @real_model
+def test_a_record_comes_before_a_slow_producer_writes_the_next_prompt(folder):
+    process = subprocess.Popen(
+        [
+            *COMMAND,
+            *["generate", "-", "--n-particles", "1", "--max-tokens", "3", "--quiet", "--seed", "1"],
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    for index, prompt in enumerate([b"One.\n", b"Two.\n"]):
+        process.stdin.write(prompt)
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["index"] == index
+    process.stdin.close()
+    assert process.wait(timeout=60) == 0
+    assert process.stdout.read() == b""
+
+
+@real_model
 def test_on_a_terminal_a_bar_moves_and_the_draft_the_reward_and_the_order_are_taken(folder):
     (folder / "three.txt").write_text("A colour?\n" * 3)
     terminal, behind = pty.openpty()

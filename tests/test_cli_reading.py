@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -237,3 +238,20 @@ def test_an_option_spelt_with_a_hyphen_is_refused_rather_than_carried(tmp_path):
 def test_all_other_fields_are_carried_whatever_they_hold(tmp_path):
     fields = {"id": 1, "text": "mine", "nested": {"a": [None, True]}, "dash-ed": ""}
     assert read_one(tmp_path, {"prompt": "x", **fields}).carried == fields
+
+
+def test_of_a_pipe_only_whole_lines_are_read_and_nothing_waits(monkeypatch):
+    out_of, into = os.pipe()
+    with open(out_of, "rb") as stdin, open(into, "wb", buffering=0) as writer:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
+        lines = PromptSource("-").lines(BASE)
+        assert next(lines) is None
+        writer.write(b"first\nsec")
+        assert next(lines).prompt == "first"
+        assert next(lines) is None
+        writer.write(b"ond\n\nthird")
+        assert next(lines).prompt == "second"
+        assert next(lines) is None
+        writer.close()
+        (third,) = lines
+        assert (third.prompt, third.index, third.number) == ("third", 2, 4)

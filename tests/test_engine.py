@@ -611,3 +611,19 @@ def test_validators_of_a_pydantic_model_are_part_of_the_constraint():
         math.exp(LM(model).generate([12], seed=s, **settings).log_evidence) for s in range(100)
     ]
     assert abs(np.mean(found) - mass) < 4 * np.std(found) / 10
+
+
+def test_what_runs_does_not_wait_for_requests_that_have_not_come():
+    finished = []
+
+    def source():
+        yield request(TARGET, (0,), index=0, max_tokens=3)
+        while not finished:
+            yield None
+        yield None
+        yield request(TARGET, (0,), index=1, max_tokens=3)
+
+    for event in run(TARGET, source(), max_rows=64):
+        if isinstance(event, ResultEvent):
+            finished.append(event.index)
+    assert finished == [0, 1]

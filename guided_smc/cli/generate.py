@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,6 +251,9 @@ def _run(job: Job, interrupts: Interrupts, state: State) -> int:
         pending = _skip_kept(job, output.name, kept)
         first: list[PromptLine] = []
         for line in pending:
+            if line is None:
+                time.sleep(0.01)
+                continue
             first.append(line)
             if line.error is None:
                 break
@@ -326,9 +330,9 @@ def _check_line(job: Job, output: str, kept: dict[int, Done], index: int, digest
         )
 
 
-def _skip_kept(job: Job, output: str, kept: dict[int, Done]) -> Iterator[PromptLine]:
+def _skip_kept(job: Job, output: str, kept: dict[int, Done]) -> Iterator[PromptLine | None]:
     for line in job.source.lines(job.base):
-        if line.index not in kept:
+        if line is None or line.index not in kept:
             yield line
         elif not job.source.rereadable:
             _check_line(job, output, kept, line.index, line.digest)

@@ -11,6 +11,8 @@ import codecs
 import hashlib
 import json
 import math
+import os
+import select
 import stat
 import sys
 from collections.abc import Iterator
@@ -88,8 +90,8 @@ class PromptSource:
         """The file, where there is one."""
         return self._path
 
-    def lines(self, base: Options) -> Iterator[PromptLine]:
-        """The prompts, read as they are asked for.
+    def lines(self, base: Options) -> Iterator[PromptLine | None]:
+        """The prompts, read as they are asked for; None where a pipe holds no whole line yet.
 
         Args:
             base: Options that a line may override.
@@ -98,17 +100,24 @@ class PromptSource:
             click.ClickException: The file is in UTF-16, or reading fails on the way.
         """
         fmt = self._format
-        for index, (number, raw) in enumerate(self._numbered(self._file)):
+        index = 0
+        for numbered in self._numbered(self._file):
+            if numbered is None:
+                yield None
+                continue
+            number, raw = numbered
             if fmt == "auto":
                 fmt = "jsonl" if raw.lstrip().startswith(b"{") else "txt"
             yield _read_line(index, number, raw, fmt, base)
+            index += 1
 
     def digests(self) -> Iterator[str]:
         """Digest of each prompt's line, from the start of a file that can be read again."""
         assert self._path is not None and self.rereadable
         with self._path.open("rb") as file:
-            for _, raw in self._numbered(file):
-                yield _digest(raw)
+            for numbered in self._numbered(file):
+                assert numbered is not None
+                yield _digest(numbered[1])
 
     def count(self) -> int | None:
         """How many prompts there are; None where that shows only by reading them."""
@@ -117,10 +126,15 @@ class PromptSource:
         with self._path.open("rb") as file:
             return sum(1 for _ in self._numbered(file))
 
-    def _numbered(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    def _numbered(self, file: BinaryIO) -> Iterator[tuple[int, bytes] | None]:
         """Lines that are not blank, without BOM and line ending, and their numbers."""
+        number = 0
         try:
-            for number, raw in enumerate(file, 1):
+            for raw in file if self.rereadable else _as_they_arrive(file):
+                if raw is None:
+                    yield None
+                    continue
+                number += 1
                 if number == 1:
                     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                         raise click.UsageError(f"{self.name} is in UTF-16; convert it to UTF-8")
@@ -129,6 +143,33 @@ class PromptSource:
                     yield number, raw.rstrip(b"\r\n")
         except OSError as error:
             raise click.ClickException(f"reading {self.name} failed: {error.strerror}") from None
+
+
+def _as_they_arrive(file: BinaryIO) -> Iterator[bytes | None]:
+    """Lines of a pipe or terminal; None whenever the next has not come yet.
+
+    Whoever feeds us may be slow, and what runs meanwhile must not wait for it.
+    """
+    try:
+        descriptor = file.fileno()
+    except (OSError, ValueError):  # something in memory: it is all there
+        yield from file
+        return
+    if os.name != "posix":  # nothing tells there whether a pipe holds something
+        yield from file
+        return
+    left = b""
+    while True:
+        if not select.select([descriptor], [], [], 0)[0]:
+            yield None
+            continue
+        chunk = os.read(descriptor, 1 << 16)
+        if not chunk:
+            break
+        *whole, left = (left + chunk).split(b"\n")
+        yield from whole
+    if left:
+        yield left
 
 
 def _digest(raw: bytes) -> str:

@@ -61,7 +61,7 @@ class Run:
 
     def finish(
         self,
-        lines: Iterable[PromptLine],
+        lines: Iterable[PromptLine | None],
         lm: LM | None,
         *,
         request: dict[str, Any],
@@ -72,7 +72,7 @@ class Run:
         """Run to the end and return the exit code.
 
         Args:
-            lines: What is left to do.
+            lines: What is left to do; None where nothing has arrived yet.
             lm: None where no line needs a model, because each holds an error.
             request: Arguments of every request.
             max_rows: Most particles at once.
@@ -110,20 +110,27 @@ class Run:
         return (1 if self._tally.failed else 0) if code is None else code
 
     def _events(
-        self, lines: Iterable[PromptLine], lm: LM | None, settings: dict[str, Any], max_rows: int
+        self,
+        lines: Iterable[PromptLine | None],
+        lm: LM | None,
+        settings: dict[str, Any],
+        max_rows: int,
     ) -> Iterator[Event[Any]]:
         requests = self._requests(lines, lm, settings)
         if lm is not None:
             return lm.run(requests, max_rows=max_rows)
-        for _ in requests:
-            raise AssertionError("a request without a model")
+        for request in requests:
+            assert request is None, "a request without a model"
         return iter(())
 
     def _requests(
-        self, lines: Iterable[PromptLine], lm: LM | None, settings: dict[str, Any]
-    ) -> Iterator[Request[Any]]:
+        self, lines: Iterable[PromptLine | None], lm: LM | None, settings: dict[str, Any]
+    ) -> Iterator[Request[Any] | None]:
         """The requests of the lines that can run; the others are recorded on the way."""
         for line in lines:
+            if line is None:
+                yield None
+                continue
             error: Exception | None = line.error
             if error is None:
                 assert lm is not None and line.prompt is not None
