@@ -173,6 +173,7 @@ class Engine:
                 break
             joining.append(self._waiting.popleft())
             joining[-1].begin()
+            joining[-1].usage.kv_cache = self._target_session.kv_cache
             rows += n
         if not joining:
             return

@@ -79,6 +79,10 @@ class Usage:
     target_passes: int = 0
     draft_passes: int = 0
     resamplings: int = 0
+    kv_cache: str = ""
+    """How the target keeps what it has read: `"particle"` (prompts once, tails in pages),
+    `"general"` (the library's own cache for each prompt, for recurrent and other architectures
+    that the first cannot serve), or `"none"`."""
     seconds: dict[str, float] = field(default_factory=dict)
     """By phase: prefill, draft, mask, verify, potentials, resample."""
 

@@ -6,17 +6,11 @@ import math
 
 import pytest
 import torch
-from test_transformers_models import V, build, plain_logits
+from test_transformers_models import Ids, V, build, plain_logits
 
 from guided_smc import LM, ModelError, TableModel
-from guided_smc.models.int8 import Int8Linear, Int8Twin, quantise
-
-
-class Ids:
-    """Prompts are token ids already."""
-
-    def encode(self, prompt, *, chat=None):
-        return list(prompt)
+from guided_smc.models.int8 import Int8Twin
+from guided_smc.models.linears import Int8, replace_linears
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
@@ -24,7 +18,7 @@ def test_a_quantised_linear_is_close_to_the_float_one(rows):
     torch.manual_seed(0)
     linear = torch.nn.Linear(64, 48)
     x = torch.randn(rows, 2, 64)
-    found = Int8Linear([linear.weight], [linear.bias])(x)
+    found = Int8(linear.weight.detach(), linear.bias.detach())(x)
     error = (found - linear(x)).abs().max() / linear(x).abs().max()
     assert error < 0.03
 
@@ -45,8 +39,8 @@ def test_siblings_with_one_input_are_one_product_with_the_same_results():
     block = Block()
     x = torch.randn(5, 32)
     expected = block(x)
-    quantise(block)
-    products = [m for m in block.modules() if isinstance(m, Int8Linear)]
+    replace_linears(block, Int8)
+    products = [m for m in block.modules() if isinstance(m, Int8)]
     assert len(products) == 2
     assert torch.allclose(block(x), expected, atol=0.05 * expected.abs().max().item())
 

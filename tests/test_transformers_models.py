@@ -5,10 +5,15 @@ Tiny models with random weights; the prompts are ragged, rows are copied, droppe
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import transformers
 
+import guided_smc
+from guided_smc.models import particles
+from guided_smc.models.pages import PAGE
 from guided_smc.models.transformers import TransformersModel
 from guided_smc.vocabulary import Vocabulary
 
@@ -59,6 +64,13 @@ PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12], [20], [], [30, 31, 32, 33]]
 COPIES = [2, 3, 1, 2]
 
 
+class Ids:
+    """Prompts are token ids already."""
+
+    def encode(self, prompt, *, chat=None):
+        return list(prompt)
+
+
 def build(name: str) -> TransformersModel:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
@@ -81,8 +93,12 @@ def same_counts(step: int, n: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_logits_equal_those_of_a_plain_forward_pass(name):
+@pytest.mark.parametrize("in_place", [1, particles.IN_PLACE], ids=["in place", "in windows"])
+def test_logits_equal_those_of_a_plain_forward_pass(name, in_place, monkeypatch):
+    monkeypatch.setattr(particles, "IN_PLACE", in_place)
     lm = build(name)
+    if in_place == 1 and not lm.uses_particle_cache:
+        pytest.skip("keeps no K/V by position")
     session = lm.start_session()
     session.prefill(PROMPTS, COPIES)
     rows = [list(p) for p, n in zip(PROMPTS, COPIES, strict=True) for _ in range(n)]
@@ -96,7 +112,7 @@ def test_logits_equal_those_of_a_plain_forward_pass(name):
     for step in range(8):
         width = 3
         tokens = torch.randint(0, V - 1, (len(rows), width), generator=generator)
-        if lm.uses_rows:
+        if lm.uses_particle_cache:
             counts = torch.randint(1, width + 1, (len(rows),), generator=generator)
         else:
             counts = same_counts(step, len(rows))
@@ -121,7 +137,7 @@ def test_logits_equal_those_of_a_plain_forward_pass(name):
     [("llama", True), ("gemma3", True), ("gpt2", True), ("mamba", False), ("lfm2 hybrid", False)],
 )
 def test_recurrent_layers_take_the_general_session(name, expected):
-    assert build(name).uses_rows is expected
+    assert build(name).uses_particle_cache is expected
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2 hybrid"])
@@ -185,3 +201,53 @@ def test_rows_of_a_prompt_of_one_token_can_be_copied(name):
     logits = session.extend(torch.tensor([[5], [6], [7]]), torch.tensor([1] * 3), last_only=True)
     for r, row in enumerate([[4, 5], [4, 6], [4, 7]]):
         assert torch.allclose(logits[r], plain_logits(lm, row)[-1], atol=2e-4)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", "particle"), ("mamba", "general")])
+def test_the_result_says_which_cache_served(name, kind):
+    lm = guided_smc.LM(build(name), encoder=Ids())
+    result = lm.generate([1, 2, 3], n_particles=2, max_tokens=3, seed=0)
+    assert result.usage.kv_cache == kind
+
+
+def test_particles_hold_a_long_prompt_once():
+    lm = build("llama")
+    held = {}
+    for n in (1, 32):
+        session = lm.start_session()
+        session.prefill([[1] * 1000], [n])
+        session.extend(torch.full((n, 1), 2), torch.ones(n, dtype=torch.int64), last_only=True)
+        prompt = 1000 * 2 * 3 * 2 * 8 * 4  # keys and values, layers, heads, head_dim, bytes
+        tails = n * (PAGE + 64) / 1000 * prompt  # a page, and a window's first columns
+        held[n] = session.cache.nbytes - tails
+    assert held[32] < 1.3 * held[1]
+
+
+def test_long_runs_with_resampling_read_their_own_past():
+    """Ragged prompts, some in place, over many resamplings and page borders."""
+    lm = build("llama")
+    session = lm.start_session()
+    prompts, copies = [[3] * 60, [4, 5], [6] * 20], [20, 4, 3]
+    session.prefill(prompts, copies)
+    assert [in_place for _, *in_place in session._runs()] != []
+    rows = [list(p) for p, n in zip(prompts, copies, strict=True) for _ in range(n)]
+    first = [0, 20, 24, 27]
+    generator = torch.Generator().manual_seed(0)
+    for step in range(12):
+        tokens = torch.randint(0, V - 1, (len(rows), 4), generator=generator)
+        counts = torch.randint(1, 5, (len(rows),), generator=generator)
+        logits = session.extend(tokens, counts, last_only=True)
+        for r, row in enumerate(rows):
+            row += tokens[r, : counts[r]].tolist()
+        if step % 3 == 2:
+            for r in range(0, len(rows), 5):
+                assert torch.allclose(logits[r], plain_logits(lm, rows[r])[-1], atol=2e-4)
+        order = torch.cat(
+            [
+                torch.randint(a, b, (b - a,), generator=generator).sort().values
+                for a, b in itertools.pairwise(first)
+            ]
+        )
+        session.reorder(order)
+        session.table.check()
+        rows = [list(rows[i]) for i in order.tolist()]

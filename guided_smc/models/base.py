@@ -17,6 +17,9 @@ from guided_smc.vocabulary import Vocabulary
 class Session(Protocol):
     """The cached prefixes of a batch of particles."""
 
+    kv_cache: str
+    """What keeps them: see `Usage.kv_cache`."""
+
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> None:
         """Encode each prompt once and append `copies[g]` rows that continue it.
 

@@ -26,6 +26,8 @@ class GroupSession:
     be extended again (their text has ended): a recurrent state cannot be taken back.
     """
 
+    kv_cache = "general"
+
     def __init__(self, model: TransformersModel) -> None:
         self.model = model
         self._caches: list[Any] = []

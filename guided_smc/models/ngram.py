@@ -77,6 +77,8 @@ def _followers(context: np.ndarray) -> np.ndarray:
 class NGramSession:
     """Rows of tokens."""
 
+    kv_cache = "none"
+
     def __init__(self, model: NGramModel) -> None:
         self.model = model
         self.rows: list[np.ndarray] = []

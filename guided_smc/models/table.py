@@ -155,6 +155,8 @@ class TableModel:
 class TableSession:
     """Rows of a table model: the tokens themselves are the cache."""
 
+    kv_cache = "none"
+
     def __init__(self, model: TableModel) -> None:
         self.model = model
         self.rows: list[Context] = []

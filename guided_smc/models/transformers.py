@@ -2,8 +2,8 @@
 
 Two sessions, chosen by architecture:
 
-- `RowSession`: one K/V slab for all rows of the batch, ragged, through transformers' attention
-  and cache extension points. For models whose layers are full or sliding-window attention.
+- `ParticleSession`: prompts once, tails in pages, through transformers' attention and cache
+  extension points. For models whose layers are full or sliding-window attention.
 - `GroupSession`: a transformers cache of its own for each prompt. For every other architecture
   (recurrent and hybrid layers, attention that does not go through the interface).
 """
@@ -20,12 +20,16 @@ import torch
 from guided_smc.errors import ModelError
 from guided_smc.models.base import Session
 from guided_smc.models.groups import GroupSession
-from guided_smc.models.rows import ATTENTION, RowSession
+from guided_smc.models.linears import Packed, can_pack, replace_linears
+from guided_smc.models.particles import ATTENTION, ParticleSession
+from guided_smc.models.traced import TracedPass
 from guided_smc.vocabulary import Vocabulary
 
 
 class TransformersModel:
     """A causal language model of transformers.
+
+    Takes the module over: its attention becomes ours, and on the CPU its linears are packed.
 
     Args:
         model: A `PreTrainedModel` with a language-model head, in eval mode.
@@ -49,10 +53,16 @@ class TransformersModel:
             )
         self._cache_argument = names[0]
         self._takes_positions = "position_ids" in parameters
-        self.uses_rows = _rows_serve(model)
+        self.n_layers: int = config.num_hidden_layers
+        self.uses_particle_cache = _particle_cache_serves(model)
         self.own_attention = model.config._attn_implementation
-        if self.uses_rows:
+        self._traced: TracedPass | None = None
+        if self.uses_particle_cache:
             model.set_attn_implementation(ATTENTION)
+            if self._takes_positions:
+                self._traced = TracedPass(model, self._call, self.n_layers)
+        if can_pack(model):
+            replace_linears(model, Packed)
 
     @property
     def device(self) -> torch.device:
@@ -68,12 +78,14 @@ class TransformersModel:
 
     def start_session(self) -> Session:
         """A session with no rows."""
-        return RowSession(self) if self.uses_rows else GroupSession(self)
+        return ParticleSession(self) if self.uses_particle_cache else GroupSession(self)
 
     def with_module(self, module: Any, *, name: str) -> TransformersModel:
         """The same, over another module of the same architecture and shapes."""
         other = copy.copy(self)
         other.model, other.name = module, name
+        if other._traced is not None:
+            other._traced = TracedPass(module, other._call, other.n_layers)
         return other
 
     @torch.inference_mode()
@@ -94,17 +106,30 @@ class TransformersModel:
             logits_to_keep: Number of last positions to give logits for; 0 is all; or, for all rows
                 alike, the indices of the positions.
         """
+        tokens = tokens.to(self.device)
+        if positions is not None:
+            positions = positions.to(self.device)
+        if self._traced is not None and positions is not None:
+            return self._traced(tokens, positions, logits_to_keep, cache).float()
+        return self._call(tokens, positions, logits_to_keep, cache).float()
+
+    def _call(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None,
+        logits_to_keep: int | torch.Tensor,
+        cache: Any,
+    ) -> torch.Tensor:
+        """The module itself."""
         inputs: dict[str, Any] = {self._cache_argument: cache, "use_cache": True}
         if positions is not None and self._takes_positions:
-            inputs["position_ids"] = positions.to(self.device)
-        output = self.model(
-            input_ids=tokens.to(self.device), logits_to_keep=logits_to_keep, **inputs
-        )
+            inputs["position_ids"] = positions
+        output = self.model(input_ids=tokens, logits_to_keep=logits_to_keep, **inputs)
         logits: torch.Tensor = output.logits
-        return logits.float()
+        return logits
 
 
-def _rows_serve(model: Any) -> bool:
+def _particle_cache_serves(model: Any) -> bool:
     """Whether every layer is full or sliding-window attention that takes its function from the
     attention interface.
     """
