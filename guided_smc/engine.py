@@ -34,7 +34,7 @@ from guided_smc.sampling import (
     NEG_INF,
     draw,
     empty_bitmask,
-    masked_log_probs,
+    masked_weights,
     scale,
     target_scores,
     truncated_draft,
@@ -356,22 +356,30 @@ class Engine:
                 # 0 · (−inf) does not occur: α is at least 0.001
                 alpha = torch.from_numpy(powers).to(scores.device, scores.dtype)
                 scores = scores * alpha.unsqueeze(-1)
-            if not draft and mask is None and np.all(powers == 1.0):
-                # The target proposes for itself: already normalised, and Z is 1.
-                log_q, log_z = log_p, log_p.amax(dim=-1)
-            else:
-                log_q, log_z = masked_log_probs(scores, mask)
-            broken = active & log_z.isnan().cpu().numpy()
-            if draft and mask is not None and bool(log_z.isneginf().any()):
+            weights, log_scale = masked_weights(scores, mask)
+            u = torch.from_numpy(uniforms)
+            tokens, total = draw(weights, u)
+            empty = total == 0
+            if draft and mask is not None and bool(empty.any()):
                 # The draft gives no mass to what the mask allows: propose from the mask alone.
-                flat = scores.masked_fill(log_z.isneginf().unsqueeze(-1), 0.0)
-                log_q, log_z = masked_log_probs(flat, mask)
-            tokens = draw(log_q, torch.from_numpy(uniforms))
+                flat = scores.masked_fill(empty.unsqueeze(-1), 0.0)
+                weights, log_scale = masked_weights(flat, mask)
+                tokens, total = draw(weights, u)
+            tokens = tokens.clamp_(max=log_p.shape[-1] - 1)  # where there was none to draw
             taken = tokens.unsqueeze(-1)
-            log_q_taken = log_q.gather(-1, taken).squeeze(-1).double().cpu().numpy()
-            log_p_taken = log_p.gather(-1, taken).squeeze(-1).double().cpu().numpy()
+            log_p_taken = log_p.gather(-1, taken).squeeze(-1).double()
+            if not draft and mask is None and np.all(powers == 1.0):
+                # The target proposes for itself: Z is 1, not 1 to within rounding.
+                log_q_taken = log_p_taken
+                log_z = torch.where(total > 0, torch.zeros_like(total), total.log())
+            else:
+                log_q_taken = weights.gather(-1, taken).squeeze(-1).double().log() - total.log()
+                log_z = log_scale + total.log()
+            log_p_taken, log_q_taken = log_p_taken.cpu().numpy(), log_q_taken.cpu().numpy()
+            log_z = log_z.cpu().numpy()
             token = tokens.cpu().numpy()
-            died = active & ~log_z.isfinite().cpu().numpy()
+            broken = active & np.isnan(log_z)
+            died = active & ~np.isfinite(log_z)
         block.dead |= died
         self._report_nan(rows, broken, self.draft if draft and self.draft else self.target, errors)
         is_eos = np.isin(token, self._eos)

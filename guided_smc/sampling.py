@@ -1,6 +1,6 @@
 """From logits to what is sampled: the transformed target, masked proposals, and draws.
 
-All functions take and return float32 log-probabilities `[..., V]` on the logits' device.
+All functions take float32 `[..., V]` on the logits' device and answer there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ import torch
 from guided_smc.options import GREEDY_TEMPERATURE, OUTSIDE
 
 NEG_INF = float("-inf")
+
+BLOCK = 256
+"""Tokens that a draw takes together at first."""
+
+_LOG2_E = math.log2(math.e)
 
 
 def target_scores(
@@ -85,42 +90,65 @@ def scale(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, GREEDY_TEMPERATURE)
 
 
-def masked_log_probs(
+def masked_weights(
     scores: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The proposal `q̃ ∝ exp(scores) · mask`.
+    """The proposal `q̃ ∝ exp(scores) · mask`, not normalised.
 
     Args:
         scores: float32 `[R, V]`, unnormalised log-probabilities.
         mask: bool `[R, V]`, or None for no mask.
 
     Returns:
-        `log q̃` `[R, V]` and the log-normaliser `[R]`: −inf where the mask (or the scores) leave
-        nothing, NaN where the scores hold one; that row of `log q̃` is then all −inf.
+        Weights float32 `[R, W]`, `W ≥ V` a multiple of `BLOCK`, 0 from `V` on; the largest of each
+        row is 1 (all are 0 where the mask or the scores leave nothing, NaN where the scores hold
+        one). And float64 `[R]`, the log of what they must be multiplied by.
     """
-    if mask is not None:
-        scores = scores.masked_fill(~mask, NEG_INF)
-    log_z = scores.logsumexp(dim=-1, keepdim=True)
-    return (scores - log_z).masked_fill(~log_z.isfinite(), NEG_INF), log_z.squeeze(-1)
+    n_rows, width = scores.shape
+    weights = scores.new_empty(n_rows, -(-width // BLOCK) * BLOCK)
+    weights[:, width:] = NEG_INF
+    if mask is None:
+        weights[:, :width] = scores
+    else:
+        torch.where(mask, scores, scores.new_tensor(NEG_INF), out=weights[:, :width])
+    top = weights.amax(dim=-1, keepdim=True)
+    top = torch.where(top.isneginf(), torch.zeros_like(top), top)
+    # exp is a dozen times slower than exp2 where results underflow, as most do.
+    weights = weights.sub_(top).mul_(_LOG2_E).exp2_()
+    return weights, top.squeeze(-1).double()
 
 
-def draw(log_q: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """One token per row by inverting the cumulative distribution; never one of probability 0.
+def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token per row by inverting the cumulative weights; never one of weight 0.
+
+    In two levels, blocks and then tokens of the block, so that no cumulative sum over the whole
+    vocabulary is written.
 
     Args:
-        log_q: float32 `[R, V]`, normalised; rows of −inf yield some token.
+        weights: float32 `[R, W]`, as of `masked_weights`; rows of 0 or NaN yield some token.
         uniforms: float64 `[R]` in [0, 1).
 
     Returns:
-        int64 `[R]` on the device of `log_q`.
+        Tokens int64 `[R]`, and the rows' totals float64 `[R]`, on the device of the weights.
     """
-    cdf = log_q.exp().double().cumsum(dim=-1)
+    n_rows = len(weights)
+    blocks = weights.view(n_rows, -1, BLOCK)
+    sums = blocks.sum(dim=-1, dtype=torch.float64)
+    cdf = sums.cumsum(dim=-1)
     total = cdf[:, -1:]
-    points = uniforms.to(cdf.device).unsqueeze(-1) * total
-    # Rounding must not put a point at the very end, where no token's interval is.
+    block, points = _invert(cdf, uniforms.to(cdf.device).unsqueeze(-1) * total)
+    points = (points - (cdf - sums).gather(-1, block)).clamp_(min=0.0)
+    rows = torch.arange(n_rows, device=cdf.device)
+    inner, _ = _invert(blocks[rows, block.squeeze(-1)].double().cumsum(dim=-1), points)
+    return (block * BLOCK + inner).squeeze(-1), total.squeeze(-1)
+
+
+def _invert(cdf: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The intervals `[R, 1]` of `cdf` `[R, n]` that hold the points `[R, 1]`, and the points."""
+    total = cdf[:, -1:]
+    # Rounding must not put a point at the very end, where no interval is.
     points = torch.minimum(points, torch.nextafter(total, torch.zeros_like(total)))
-    token = torch.searchsorted(cdf, points, right=True).squeeze(-1)
-    return token.clamp_(max=log_q.shape[-1] - 1)
+    return torch.searchsorted(cdf, points, right=True).clamp_(max=cdf.shape[-1] - 1), points
 
 
 def unpack_bitmask(bitmask: torch.Tensor, width: int) -> torch.Tensor:

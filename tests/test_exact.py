@@ -354,12 +354,14 @@ def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, b
     potentials = [Score(lambda t: 0.5 * t.count("a"), prefixes=True)]
     choices = Choices()
 
-    def draw(log_q, uniforms):
-        tokens = np.zeros(len(log_q), dtype=np.int64)
-        for r, row in enumerate(log_q.exp().double().numpy()):
+    def draw(weights, uniforms):
+        tokens = np.zeros(len(weights), dtype=np.int64)
+        rows = weights.double().numpy()
+        for r, row in enumerate(rows):
             if row.sum() > 0:
                 tokens[r] = choices.choose(row / row.sum())
-        return engine_module.torch.from_numpy(tokens)
+        totals = engine_module.torch.from_numpy(rows.sum(axis=1))
+        return engine_module.torch.from_numpy(tokens), totals
 
     def resample(weights, uniforms):
         # The ancestors are a step function of each uniform: choose a piece of it.
