@@ -13,11 +13,12 @@ from guided_smc.models.int8 import Int8Twin
 from guided_smc.models.linears import Int8, replace_linears
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_a_quantised_linear_is_close_to_the_float_one(rows):
+def test_a_quantised_linear_is_close_to_the_float_one(rows, dtype):
     torch.manual_seed(0)
-    linear = torch.nn.Linear(64, 48)
-    x = torch.randn(rows, 2, 64)
+    linear = torch.nn.Linear(64, 48, dtype=dtype)
+    x = torch.randn(rows, 2, 64, dtype=dtype)
     found = Int8(linear.weight.detach(), linear.bias.detach())(x)
     error = (found - linear(x)).abs().max() / linear(x).abs().max()
     assert error < 0.03

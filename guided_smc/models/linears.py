@@ -63,9 +63,10 @@ class Int8(Product):
             torch.backends.quantized.engine = before
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[..., in]` to `[..., out]`, float32."""
-        y: torch.Tensor = torch.ops.quantized.linear_dynamic(x, self.packed, reduce_range=False)
-        return y
+        """`[..., in]` to `[..., out]`, in the precision of `x`."""
+        product = torch.ops.quantized.linear_dynamic
+        y: torch.Tensor = product(x.float(), self.packed, reduce_range=False)
+        return y.to(x.dtype)
 
     def weights(self) -> torch.Tensor:
         """Those that the 8 bits stand for."""
