@@ -71,8 +71,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratio(values: Sequence[float], reference: Sequence[float]) -> dict[str, float]:
-    """The ratio of the medians, and the lowest and highest ratio within a round."""
-    rounds = [a / b for a, b in zip(values, reference, strict=True)]
+    """The ratio of the medians, and the lowest and highest ratio within a round.
+
+    A round in which the reference said nothing has no ratio.
+    """
+    rounds = [a / b for a, b in zip(values, reference, strict=True) if b > 0]
     median = statistics.median(values) / statistics.median(reference)
     return {"ratio": median, "low": min(rounds), "high": max(rounds)}
 
