@@ -32,6 +32,8 @@ N_PARTICLES = (1, 4, 8)
 BLOCKS: dict[str, tuple[Any, ...]] = {"int8": (4, 8, 12), "ngram": (4,)}
 """Block sizes of ours, by draft."""
 ASSISTED_BLOCKS = (4, 8)
+GENLM_ROUNDS = 3
+"""It computes all of an answer again for every token: up to a minute for one answer."""
 
 # Neither library's defaults: the generation config of a model may cut the distribution.
 _SAMPLING = dict(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)
@@ -311,6 +313,8 @@ class Row:
     schemas: bool = True
     compiles: bool = False
     """Whether it compiles the schema when it is made."""
+    rounds: int | None = None
+    """The first so many only, of who takes long."""
     own: str | None = None
     """The row of ours with the same N and no draft."""
 
@@ -368,6 +372,7 @@ def _genlm_rows() -> list[Row]:
             functools.partial(genlm_smc, n_particles=n),
             free=n == max(N_PARTICLES),
             compiles=True,
+            rounds=GENLM_ROUNDS,
         )
         for n in N_PARTICLES
     ]

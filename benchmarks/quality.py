@@ -71,7 +71,7 @@ def main(quick: bool, runs: int, texts: int, out: Path | None) -> None:
     for each in tasks.values():
         for (n, _), cell in each.items():
             compare(cell, each[n, 0])
-    results = {
+    results: dict[str, Any] = {
         "benchmark": "quality",
         "machine": found,
         "settings": {

@@ -77,7 +77,8 @@ def main(
     measured = {}
     for name, task in tasks.items():
         contestants, compiled[name] = make(models, task, chosen)
-        laps = take_turns(contestants, task, repeats, warm_up=not quick)
+        at_most = {row.name: row.rounds for row in chosen if row.rounds is not None}
+        laps = take_turns(contestants, task, repeats, at_most, warm_up=not quick)
         measured[name] = summarise(laps, chosen, task)
     results = {
         "benchmark": "throughput",
@@ -150,7 +151,12 @@ def make(
 
 
 def take_turns(
-    contestants: Mapping[str, Contestant], task: Task, repeats: int, *, warm_up: bool
+    contestants: Mapping[str, Contestant],
+    task: Task,
+    repeats: int,
+    at_most: Mapping[str, int],
+    *,
+    warm_up: bool,
 ) -> dict[str, list[Lap[Answer]]]:
     """Time all of them on the task's questions."""
     if warm_up:
@@ -160,7 +166,7 @@ def take_turns(
     turns: dict[str, Callable[[int], Answer]] = {
         name: partial(_answer_round, contestant, task) for name, contestant in contestants.items()
     }
-    return interleave(turns, repeats=repeats, warm_ups=0)
+    return interleave(turns, repeats=repeats, warm_ups=0, at_most=at_most)
 
 
 def _answer_round(contestant: Contestant, task: Task, round_: int) -> Answer:
@@ -208,11 +214,11 @@ def summarise(
     """Per row: rates, their ratios to others' in the run, what its answers tell, and all laps."""
     returned = {c: [lap.outcome.tokens / lap.seconds for lap in laps[c]] for c in laps}
     sampled = {c: [lap.outcome.sampled / lap.seconds for lap in laps[c]] for c in laps}
-    own = {row.name: row.own for row in chosen}
+    own = {row.name: row.own for row in chosen if row.own is not None}
     found = {}
     for c, each in laps.items():
         to = {other: ratio(returned[c], returned[other]) for other in REFERENCES if other in laps}
-        if own[c] in laps:
+        if c in own and own[c] in laps:
             to["own K=0"] = ratio(returned[c], returned[own[c]])
         found[c] = {
             "returned_tokens_per_s": spread(returned[c]),
