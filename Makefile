@@ -7,7 +7,7 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 # Ignored: setuptools' note that an editable install follows the folders here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint format install dev model clean
+.PHONY: demo test bench lint format install dev model clean
 
 install: $(VENV)/.installed  ## the package and what it needs
 dev: $(VENV)/.dev            ## and what its tests need
@@ -36,6 +36,12 @@ demo: $(VENV)/.model         ## prompts in, typed JSON out
 test: $(VENV)/.dev $(VENV)/.model
 	$(BIN)/python -m pytest
 
+# On an idle machine: other load makes even the ratios wrong.
+bench: $(VENV)/.dev $(VENV)/.model  ## speed and quality beside other libraries
+	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/quality.py
+	$(BIN)/python benchmarks/profile_step.py
+
 # mypy does not follow the folder mapping of an editable install, so it checks an ordinary one.
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -50,4 +56,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) benchmarks/.envs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

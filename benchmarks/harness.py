@@ -46,19 +46,24 @@ def interleave(
     *,
     repeats: int,
     warm_ups: int = 1,
+    at_most: Mapping[str, int] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[Lap[T]]]:
     """Time every contestant `repeats` times, in turns.
 
     Each is called with the number of the round, so that all can do the same work in a round.
-    Warm-up rounds come first, have the numbers `0..warm_ups - 1` too, and are not timed.
+    Warm-up rounds come first, have the numbers `0..warm_ups - 1` too, and are not timed. Who takes
+    long may take part in the first rounds only, `at_most` so many.
     """
+    at_most = at_most or {}
     for round_ in range(warm_ups):
         for run in contestants.values():
             run(round_)
     laps: dict[str, list[Lap[T]]] = {name: [] for name in contestants}
     for round_ in range(repeats):
         for name, run in contestants.items():
+            if round_ >= at_most.get(name, repeats):
+                continue
             start, cpu_start = clock(), time.process_time()
             outcome = run(round_)
             laps[name].append(Lap(clock() - start, time.process_time() - cpu_start, outcome))
@@ -71,8 +76,14 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratio(values: Sequence[float], reference: Sequence[float]) -> dict[str, float]:
-    """The ratio of the medians, and the lowest and highest ratio within a round."""
-    rounds = [a / b for a, b in zip(values, reference, strict=True)]
+    """The ratio of the medians, and the lowest and highest ratio within a round.
+
+    Only the rounds that both took part in count, and a round in which the reference said nothing
+    has no ratio.
+    """
+    both = min(len(values), len(reference))
+    values, reference = values[:both], reference[:both]
+    rounds = [a / b for a, b in zip(values, reference, strict=True) if b > 0]
     median = statistics.median(values) / statistics.median(reference)
     return {"ratio": median, "low": min(rounds), "high": max(rounds)}
 

@@ -19,9 +19,10 @@ from typing import Any
 
 import click
 import torch
-from contestants import MODEL, N_PARTICLES, TASKS, Task, load_both, transformers_generate
+from contestants import MODEL, N_PARTICLES, Models, transformers_generate
 from harness import RESULTS, interleave, machine, report
 from rich.table import Table
+from tasks import TASKS, Task
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import guided_smc
@@ -30,6 +31,7 @@ from guided_smc.engine import Engine
 PHASES = ("prefill", "draft", "mask", "verify", "potentials", "resample")
 PREFILL_PASS, DECODE_PASS, OUTSIDE = "prefill pass", "decode pass", "outside"
 TOP = 10
+PROFILED = {name: TASKS[name] for name in ("free", "person")}
 
 
 @click.command()
@@ -39,21 +41,21 @@ def main(quick: bool, out: Path | None) -> None:
     """Show where the time of a step goes."""
     found = machine()
     max_tokens, repeats = (2, 1) if quick else (32, 3)
-    lm, peer = load_both()
+    lm, peer = Models().plain, Models().float32
     passes = {"ours": Passes(), "transformers": Passes()}
     passes["ours"].watch(lm.model.model)
     passes["transformers"].watch(peer.model)
 
     runs = {
         f"{name} N={n}": account(lm, task, n, max_tokens, passes["ours"])
-        for name, task in TASKS.items()
+        for name, task in PROFILED.items()
         for n in N_PARTICLES
     }
-    generate = transformers_generate(peer, lm, TASKS["free"], max_tokens)
+    generate = transformers_generate(peer, TASKS["free"])
 
     def generate_run(round_: int) -> Run:
         passes["transformers"].clear()
-        generate(round_)
+        generate(TASKS["free"].ask(round_, max_tokens))
         return Run({}, dict(passes["transformers"].seconds), passes["transformers"].steps)
 
     runs["free transformers"] = generate_run
@@ -148,13 +150,14 @@ def account(
 
     def run(round_: int) -> Run:
         passes.clear()
+        ask = task.ask(round_, max_tokens)
         result = lm.generate(
-            task.prompts[round_ % len(task.prompts)],
-            output_type=task.output_type,
+            ask.prompt,
+            output_type=task.schema,
             n_particles=n_particles,
-            max_tokens=max_tokens,
+            max_tokens=ask.max_tokens,
             block_size=0,
-            seed=round_,
+            seed=ask.seed,
         )
         return Run(result.usage.seconds, dict(passes.seconds), passes.steps)
 

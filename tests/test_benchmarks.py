@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import platform
@@ -13,17 +13,26 @@ from pathlib import Path
 
 import pytest
 
+import guided_smc
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def harness():
-    spec = importlib.util.spec_from_file_location("harness", BENCHMARKS / "harness.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["harness"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["harness"]
+def load():
+    """Imports a file of the benchmarks; they find each other as scripts do."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(BENCHMARKS))
+    yield importlib.import_module
+    sys.path.remove(str(BENCHMARKS))
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def harness(load):
+    return load("harness")
 
 
 def run_quick(script: str, out: Path) -> dict:
@@ -43,7 +52,7 @@ def run_quick(script: str, out: Path) -> dict:
     assert results["machine"]["cpu"] in " ".join(done.stdout.split())
     assert str(BENCHMARKS.parent) not in text
     assert platform.node() not in results["machine"].values()
-    return results
+    return results, done.stdout
 
 
 def test_contestants_take_turns_and_do_the_same_round(harness):
@@ -63,41 +72,164 @@ def test_contestants_take_turns_and_do_the_same_round(harness):
     assert next(ticks) == 12  # the warm-up was not timed
 
 
+def test_who_takes_long_takes_part_in_the_first_rounds(harness):
+    laps = harness.interleave(
+        {"A": lambda round_: round_, "B": lambda round_: round_},
+        repeats=3,
+        warm_ups=0,
+        at_most={"B": 2},
+    )
+    assert [lap.outcome for lap in laps["A"]] == [0, 1, 2]
+    assert [lap.outcome for lap in laps["B"]] == [0, 1]
+
+
 def test_a_ratio_is_that_of_the_medians_and_spreads_over_rounds(harness):
     assert harness.spread([3.0, 1.0, 8.0, 5.0]) == {"median": 4.0, "low": 1.0, "high": 8.0}
     found = harness.ratio([2.0, 6.0, 10.0], [1.0, 4.0, 2.0])
     assert found == {"ratio": 3.0, "low": 1.5, "high": 5.0}
+    assert harness.ratio([2.0, 6.0, 10.0], [1.0]) == {"ratio": 2.0, "low": 2.0, "high": 2.0}
+    found = harness.ratio([2.0, 6.0, 10.0], [1.0, 0.0, 2.0])
+    assert found == {"ratio": 6.0, "low": 2.0, "high": 5.0}
+
+
+def test_every_task_says_what_it_accepts(load):
+    tasks = load("tasks").TASKS
+    for name in ("person", "friends", "mood"):
+        guided_smc.json_schema(tasks[name].schema)  # every keyword can be enforced
+    assert tasks["person"].accepts('{"name": "Ada", "age": 36, "city": "Rome"}')
+    assert not tasks["person"].accepts('{"name": "Ada", "age": 136, "city": "Rome"}')
+    assert tasks["friends"].accepts('{"friends": [{"name": "Ada", "years": 3}]}')
+    assert not tasks["friends"].accepts('{"friends": []}')
+    assert tasks["mood"].accepts('"in love"')
+    assert not tasks["mood"].accepts("in love")
+    first, again = tasks["free"].ask(0), tasks["free"].ask(len(tasks["free"].prompts), 8)
+    assert first.prompt == again.prompt
+    assert (again.max_tokens, again.seed) == (8, len(tasks["free"].prompts))
 
 
 @pytest.mark.model
 def test_throughput_numbers_agree(tmp_path):
-    results = run_quick("throughput.py", tmp_path / "new" / "throughput.json")
-    ours = {"ours N=1", "ours N=4", "ours N=8"}
-    assert set(results["tasks"]["free"]) == {"transformers"} | ours
+    results, said = run_quick("throughput.py", tmp_path / "new" / "throughput.json")
+    ours = {f"ours N={n}{d}" for n in (1, 4) for d in ("", " int8 K=4")} | {"ours N=1 ngram K=4"}
+    unconstrained = {"transformers bfloat16", "transformers assisted int8 K=4"}
     outlines = {"outlines", "outlines/llguidance"}
-    assert set(results["tasks"]["schema"]) == {"transformers"} | outlines | ours
-    assert set(results["compile_seconds"]) == outlines
+    assert set(results["tasks"]) == {"free", "person"}
+    assert set(results["tasks"]["free"]) == {"transformers"} | unconstrained | ours
+    assert set(results["tasks"]["person"]) == {"transformers"} | outlines | ours
+    assert results["compile_seconds"]["free"] == {}
+    assert set(results["compile_seconds"]["person"]) == outlines
+    assert results["genlm"] == "it was not asked for"
+    assert "genlm-control was left out: it was not asked for" in said
+    assert set(results["peak_memory_mib"]) == {"ours N=1", "ours N=4"}
+    assert 0 < results["peak_memory_mib"]["ours N=1"] <= results["peak_memory_mib"]["ours N=4"]
     for task, rows in results["tasks"].items():
         for name, row in rows.items():
             (lap,) = row["laps"]
             rate = row["returned_tokens_per_s"]["median"]
             assert rate == pytest.approx(lap["tokens"] / lap["seconds"])
             assert row["particle_tokens_per_s"]["median"] >= rate
-            assert 0 < lap["tokens"] <= results["settings"]["max_tokens"]
+            assert 0 < lap["tokens"] <= results["settings"]["max_tokens"][task]
             assert row["answers"] == 1
             assert row["valid"] is None if task == "free" else 0 <= row["valid"] <= row["answers"]
-            for peer, found in row["ratio_to"].items():
-                reference = rows[peer]["returned_tokens_per_s"]["median"]
-                assert found["ratio"] == pytest.approx(rate / reference)
-                assert peer != name or found["ratio"] == 1.0
+            references = {other: other for other in ("transformers", "outlines") if other in rows}
+            if name in ours:
+                references["own K=0"] = " ".join(name.split()[:2])
+                assert 0 <= row["ess_per_particle"]["median"] <= 1 + 1e-9
+                assert (row["draft_ms_per_pass"]["median"] > 0) == ("K=" in name)
+                assert 0 < row["share_of_masks_weights_resampling"]["median"] < 1
+            assert set(row["ratio_to"]) == set(references)
+            for label, other in references.items():
+                reference = rows[other]["returned_tokens_per_s"]["median"]
+                assert row["ratio_to"][label]["ratio"] == pytest.approx(rate / reference)
+                assert other != name or row["ratio_to"][label]["ratio"] == 1.0
+            assert row["particle_ratio_to"] == {}
+
+
+@pytest.mark.model
+def test_quality_numbers_agree(tmp_path):
+    results, _ = run_quick("quality.py", tmp_path / "quality.json")
+    exact = results["exact"]
+    assert sum(exact["probabilities"].values()) == pytest.approx(1)
+    assert set(exact["probabilities"]) == {'"cat"', '"dog"', '"catfish"', '"dogfish"'}
+    assert exact["log_evidence"] < 0
+    assert 0 <= exact["missed"] < 1e-3
+    assert set(results["tasks"]) == {"free", "person", "enum"}
+    for task, cells in results["tasks"].items():
+        assert set(cells) == {"N=4 K=0", "N=4 K=4"}
+        none = cells["N=4 K=0"]
+        for cell in cells.values():
+            assert cell["runs"] == results["settings"]["runs" if task == "enum" else "texts"]
+            assert 0 <= cell["died"] <= cell["runs"]
+            assert 0 < cell["ess_per_particle"] <= 1 + 1e-9
+            assert ("gap_to_exact" in cell) == (task != "person")
+            if cell["log_evidence"] and none["log_evidence"]:
+                gap = cell["log_evidence"]["mean"] - none["log_evidence"]["mean"]
+                assert cell["gap_to_no_draft"]["mean"] == pytest.approx(gap)
+    assert results["tasks"]["free"]["N=4 K=0"]["gap_to_exact"] == {"mean": 0.0, "error": 0.0}
+    for cell in results["tasks"]["enum"].values():
+        assert sum(cell["answers"].values()) == cell["runs"] - cell["died"]
+        assert set(cell["answers"]) <= set(exact["probabilities"])
+        assert 0 <= cell["tv_to_exact"] <= 1
+        assert cell["kl_to_exact"] >= 0
+    assert results["tasks"]["enum"]["N=4 K=0"]["tv_to_no_draft"] == 0
+    for each in results["floor"].values():
+        assert 0 < each["mean"] < each["95%"]
+
+
+@pytest.mark.model
+def test_enumeration_agrees_with_many_particles(load, lm):
+    from guided_smc.models.loading import load_pretrained
+
+    colours = ["red", "green", "blue", "yellow", "black"]
+    question = f"Colors: {json.dumps(colours)}. Pick one at random. Answer:"
+    prompt = lm.encoder.encode(question, chat=False)
+    schema = {"enum": colours}
+    peer = load_pretrained("smollm2-135m", dtype="float32")
+    exact = load("exact").enumerate_posterior(lm, peer, prompt, schema, max_tokens=8)
+    runs = lm.generate(
+        [question] * 8, chat=False, output_type=schema, n_particles=32, max_tokens=8, seed=0
+    )
+    for run in runs:
+        assert run.log_evidence == pytest.approx(exact.log_evidence, abs=0.2)
+    shares = [{value.text: value.weight for value in run.values} for run in runs]
+    for text, probability in exact.probabilities.items():
+        found = sum(each.get(text, 0.0) for each in shares) / len(runs)
+        assert found == pytest.approx(probability, abs=0.15)
+
+
+@pytest.mark.model
+def test_the_worker_of_genlm_control_answers_line_by_line(load, lm):
+    genlm = load("genlm_process")
+    if not genlm.installed():
+        pytest.skip("genlm-control's environment is not there: `make bench` makes it")
+    schema = {"enum": ["yes", "no"]}
+    prompt = "Is a tomato a fruit? Answer with a JSON string."
+    worker = load("contestants").Models().genlm
+    try:
+        assert "genlm-control" in worker.versions
+        assert worker.ask("encode", prompt=prompt)["ids"] == lm.encoder.encode(prompt)
+        with pytest.raises(genlm.WorkerError, match="KeyError"):
+            worker.ask("sing")
+        worker.ask("constrain", schema=schema)
+        asked = dict(prompt=prompt, n_particles=2, max_tokens=8, seed=1)
+        answer = worker.ask("answer", schema=schema, **asked)
+        assert answer["text"] in ('"yes"', '"no"')
+        assert 0 < answer["tokens"] < answer["sampled"]
+        assert 0 < answer["ess_per_particle"] <= 1 + 1e-9
+        again = worker.ask("answer", schema=schema, **asked)
+        assert again | {"cpu_seconds": 0} == answer | {"cpu_seconds": 0}
+        assert worker.ask("answer", schema=None, **asked)["tokens"] <= 8
+        assert worker.ask("peak")["bytes"] > 2**28
+    finally:
+        worker.close()
 
 
 @pytest.mark.model
 def test_profile_accounts_for_all_of_the_time(tmp_path):
-    results = run_quick("profile_step.py", tmp_path / "profile.json")
+    results, _ = run_quick("profile_step.py", tmp_path / "profile.json")
     cases = results["cases"]
     assert set(cases) == {"free transformers"} | {
-        f"{task} N={n}" for task in ("free", "schema") for n in (1, 4, 8)
+        f"{task} N={n}" for task in ("free", "person") for n in (1, 4, 8)
     }
     for name, case in cases.items():
         per_step = case["ms_per_step"]
@@ -126,17 +258,3 @@ def test_profile_accounts_for_all_of_the_time(tmp_path):
         assert sum(sum(parts.values()) for parts in regions) == pytest.approx(
             found["wall_ms_per_step"], rel=0.05
         )
-
-
-@pytest.mark.model
-def test_draft_numbers_agree(tmp_path):
-    results = run_quick("drafts.py", tmp_path / "drafts.json")
-    for rows in results["tasks"].values():
-        assert set(rows) == {f"N={n}{d}" for n in (1, 4) for d in ("", " int8 K=4", " ngram K=4")}
-        for name, row in rows.items():
-            reference = rows[name.partition(" ")[0]]["returned_tokens_per_s"]["median"]
-            found = row["ratio_to_no_draft"]["ratio"]
-            assert found == pytest.approx(row["returned_tokens_per_s"]["median"] / reference)
-            assert 0 <= row["ess_per_particle"]["median"] <= 1 + 1e-9
-            assert (row["draft_ms_per_pass"]["median"] > 0) == ("K=" in name)
-            assert 0 < row["share_of_grammar_weights_resampling"]["median"] < 1
