@@ -23,15 +23,19 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 import guided_smc
 from guided_smc import Result
 from guided_smc.models.gguf import converted
-from guided_smc.models.int8 import Int8Twin, quantise
+from guided_smc.models.int8 import Int8Twin
+from guided_smc.models.linears import Int8, replace_linears
 from guided_smc.models.loading import LoadedModel, load_pretrained, small_model_status
 from guided_smc.models.ngram import NGramModel
+from guided_smc.models.transformers import TransformersModel
 
 MODEL = "smollm2-135m"
 N_PARTICLES = (1, 4, 8)
 BLOCKS: dict[str, tuple[Any, ...]] = {"int8": (4, 8, 12), "ngram": (4,)}
 """Block sizes of ours, by draft."""
 ASSISTED_BLOCKS = (4, 8)
+OWN, DENSE = "own K=0", "dense K=0"
+"""What rows without a draft, and without packed linears, are to the others of the same N."""
 GENLM_ROUNDS = 3
 """It computes all of an answer again for every token: up to a minute for one answer."""
 
@@ -67,6 +71,14 @@ class Models:
     def plain(self) -> guided_smc.LM:
         """Ours without a draft."""
         return guided_smc.load(MODEL)
+
+    @cached_property
+    def dense(self) -> guided_smc.LM:
+        """Ours with torch's own linears, as the peers have them."""
+        loaded = load_pretrained(MODEL, dtype="float32", device="cpu")
+        vocabulary = self.plain.model.vocabulary
+        model = TransformersModel(loaded.model, vocabulary, name=MODEL, pack=False)
+        return guided_smc.LM(model, encoder=self.plain.encoder)
 
     @cached_property
     def int8(self) -> guided_smc.LM:
@@ -118,7 +130,7 @@ def assistant(target: PreTrainedModel) -> PreTrainedModel:
     """
     shared = [*target.parameters(), *target.buffers()]
     twin = copy.deepcopy(target, memo={id(tensor): tensor for tensor in shared})
-    quantise(twin)
+    replace_linears(twin, Int8)
     quantised = twin.forward
 
     @functools.wraps(quantised)
@@ -315,8 +327,8 @@ class Row:
     """Whether it compiles the schema when it is made."""
     rounds: int | None = None
     """The first so many only, of who takes long."""
-    own: str | None = None
-    """The row of ours with the same N and no draft."""
+    against: Mapping[str, str] = field(default_factory=dict)
+    """Names of other rows by what they are to this one."""
 
     def does(self, task: Task) -> bool:
         """Whether it takes part in a task."""
@@ -381,15 +393,17 @@ def _genlm_rows() -> list[Row]:
 def _our_rows() -> list[Row]:
     found = []
     for n in N_PARTICLES:
-        own = f"ours N={n}"
+        own, dense = f"ours N={n}", f"ours N={n} dense"
         make = functools.partial(ours, n_particles=n)
-        found.append(Row(own, "ours", lambda m: m.plain, make, own=own))
+        found.append(Row(dense, "ours dense", lambda m: m.dense, make))
+        against = {OWN: own, DENSE: dense}
+        found.append(Row(own, "ours", lambda m: m.plain, make, against=against))
         for draft, blocks in BLOCKS.items():
             for k in blocks:
                 make = functools.partial(ours, n_particles=n, block_size=k)
                 name = f"{own} {draft} K={k}"
                 model = functools.partial(_draft_of, draft)
-                found.append(Row(name, f"ours {draft}", model, make, own=own))
+                found.append(Row(name, f"ours {draft}", model, make, against=against))
     return found
 
 

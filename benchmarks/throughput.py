@@ -22,7 +22,18 @@ from typing import Any
 
 import click
 import torch
-from contestants import MODEL, N_PARTICLES, Answer, Contestant, Models, Row, encode, rows
+from contestants import (
+    DENSE,
+    MODEL,
+    N_PARTICLES,
+    OWN,
+    Answer,
+    Contestant,
+    Models,
+    Row,
+    encode,
+    rows,
+)
 from genlm_process import InstallError, WorkerError, install
 from harness import RESULTS, Lap, interleave, machine, ratio, report, spread
 from memory import peak_bytes
@@ -102,7 +113,7 @@ def main(
 
 def is_quick(row: Row) -> bool:
     """Whether a row is among the few that show that all kinds run."""
-    return not re.search(r"N=8|K=8|K=12|N=4 ngram", row.name)
+    return not re.search(r"N=8|K=8|K=12|N=4 (ngram|dense)", row.name)
 
 
 def why_no_genlm(models: Models, wanted: bool, chosen: Sequence[Row]) -> str | None:
@@ -214,12 +225,13 @@ def summarise(
     """Per row: rates, their ratios to others' in the run, what its answers tell, and all laps."""
     returned = {c: [lap.outcome.tokens / lap.seconds for lap in laps[c]] for c in laps}
     sampled = {c: [lap.outcome.sampled / lap.seconds for lap in laps[c]] for c in laps}
-    own = {row.name: row.own for row in chosen if row.own is not None}
+    against = {row.name: row.against for row in chosen}
     found = {}
     for c, each in laps.items():
         to = {other: ratio(returned[c], returned[other]) for other in REFERENCES if other in laps}
-        if c in own and own[c] in laps:
-            to["own K=0"] = ratio(returned[c], returned[own[c]])
+        for what, other in against[c].items():
+            if other in laps:
+                to[what] = ratio(returned[c], returned[other])
         found[c] = {
             "returned_tokens_per_s": spread(returned[c]),
             "particle_tokens_per_s": spread(sampled[c]),
@@ -267,7 +279,7 @@ def table_of(task: str, found: dict[str, Any], peaks: dict[str, float]) -> Table
     table = Table(title=f"{task}", title_justify="left")
     table.add_column("", no_wrap=True)
     columns = ("returned tok/s", "particle tok/s", "s/answer", "tok/answer", "ESS/N", "valid")
-    ratios = (*REFERENCES, "own K=0")
+    ratios = (*REFERENCES, OWN, DENSE)
     for column in (*columns, "peak MiB", *(f"× {other}" for other in ratios), "p. × genlm"):
         table.add_column(column, justify="right")
     for name, row in found.items():

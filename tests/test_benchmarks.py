@@ -110,7 +110,8 @@ def test_every_task_says_what_it_accepts(load):
 @pytest.mark.model
 def test_throughput_numbers_agree(tmp_path):
     results, said = run_quick("throughput.py", tmp_path / "new" / "throughput.json")
-    ours = {f"ours N={n}{d}" for n in (1, 4) for d in ("", " int8 K=4")} | {"ours N=1 ngram K=4"}
+    ours = {f"ours N={n}{d}" for n in (1, 4) for d in ("", " int8 K=4")}
+    ours |= {"ours N=1 ngram K=4", "ours N=1 dense"}
     unconstrained = {"transformers bfloat16", "transformers assisted int8 K=4"}
     outlines = {"outlines", "outlines/llguidance"}
     assert set(results["tasks"]) == {"free", "person"}
@@ -133,7 +134,11 @@ def test_throughput_numbers_agree(tmp_path):
             assert row["valid"] is None if task == "free" else 0 <= row["valid"] <= row["answers"]
             references = {other: other for other in ("transformers", "outlines") if other in rows}
             if name in ours:
-                references["own K=0"] = " ".join(name.split()[:2])
+                dense = name.endswith("dense")
+                if not dense:
+                    references["own K=0"] = " ".join(name.split()[:2])
+                if not dense and "N=1" in name:
+                    references["dense K=0"] = "ours N=1 dense"
                 assert 0 <= row["ess_per_particle"]["median"] <= 1 + 1e-9
                 assert (row["draft_ms_per_pass"]["median"] > 0) == ("K=" in name)
                 assert 0 < row["share_of_masks_weights_resampling"]["median"] < 1
