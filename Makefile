@@ -41,6 +41,7 @@ bench: $(VENV)/.dev $(VENV)/.model  ## speed and quality beside other libraries
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/profile_step.py
+	$(BIN)/python benchmarks/attention.py
 
 # mypy does not follow the folder mapping of an editable install, so it checks an ordinary one.
 lint: $(VENV)/.dev

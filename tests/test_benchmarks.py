@@ -151,6 +151,15 @@ def test_throughput_numbers_agree(tmp_path):
 
 
 @pytest.mark.model
+def test_attention_is_timed_in_three_ways(tmp_path):
+    results, _ = run_quick("attention.py", tmp_path / "attention.json")
+    (case,) = results["cases"].values()
+    assert set(case) == {"windows", "gathered", "in place"}
+    assert all(found["ms"]["median"] > 0 for found in case.values())
+    assert case["in place"]["kv_mib"] < case["windows"]["kv_mib"] == case["gathered"]["kv_mib"]
+
+
+@pytest.mark.model
 def test_quality_numbers_agree(tmp_path):
     results, _ = run_quick("quality.py", tmp_path / "quality.json")
     exact = results["exact"]

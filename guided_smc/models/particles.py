@@ -638,6 +638,10 @@ class ParticleSession:
         with running(self.cache, now):
             return model.forward(tokens, self.cache, positions=now.positions, logits_to_keep=keep)
 
+    def invalidate(self) -> None:
+        """Let the next pass take all of the windows from the pages again."""
+        self._fresh[:] = 0
+
     def reorder(self, index: torch.Tensor) -> None:
         """Rewrite the lists of pages; no K/V moves but into windows, in the next pass."""
         order = index.numpy()

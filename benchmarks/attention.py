@@ -1,0 +1,111 @@
+"""How particles best read their K/V on this machine: windows, pages gathered, prompts in place.
+
+    python benchmarks/attention.py
+
+One pass of the int8 twin (so that attention is a large share of it) over rows that continue one
+prompt. *windows*: each row's columns side by side, refreshed where resampling changed them.
+*gathered*: the same columns, taken from the pages in every pass. *in place*: the prompt where it
+is, once for all rows, and windows for the tails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from contestants import MODEL, Models
+from harness import RESULTS, interleave, machine, report, spread
+from rich.table import Table
+
+import guided_smc
+from guided_smc.models import particles
+from guided_smc.models.particles import ParticleSession
+
+CASES = ((1, 50, 32), (4, 50, 32), (8, 50, 32), (8, 200, 64), (8, 1000, 64), (32, 1000, 64))
+"""Rows, tokens of their prompt, tokens of their tails."""
+WAYS = {"windows": 10**9, "gathered": 10**9, "in place": 1}
+"""From how many tokens on a prompt is attended to in place."""
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Few cases and repeats: shows that it runs.")
+@click.option("--repeats", default=15, show_default=True, help="Timed passes.")
+@click.option("--out", type=click.Path(path_type=Path), help="JSON file to write.")
+def main(quick: bool, repeats: int, out: Path | None) -> None:
+    """Compare ways to attend, on a real model."""
+    found = machine()
+    lm = Models().int8
+    cases = {}
+    for rows, prompt, tail in CASES[1:2] if quick else CASES:
+        ways: dict[str, Callable[[int], None]] = {}
+        held = {}
+        for way in WAYS:
+            session = begin(lm, way, rows, prompt, tail)
+            ways[way] = partial(one_pass, lm, session, way)
+            held[way] = session.cache.nbytes / 2**20
+        laps = interleave(ways, repeats=2 if quick else repeats, warm_ups=2)
+        cases[f"N={rows}, prompt {prompt}, tail {tail}"] = {
+            way: {"ms": spread([1e3 * x.seconds for x in laps[way]]), "kv_mib": held[way]}
+            for way in WAYS
+        }
+    results = {
+        "benchmark": "attention",
+        "machine": found,
+        "settings": {"model": MODEL, "repeats": repeats, "in_place_from": particles.IN_PLACE},
+        "cases": cases,
+    }
+    report(results, [table_of(cases)], out or RESULTS / "attention-cpu.json")
+
+
+@contextmanager
+def in_place_from(tokens: int) -> Iterator[None]:
+    """Another threshold for a while."""
+    before = particles.IN_PLACE
+    particles.IN_PLACE = tokens
+    try:
+        yield
+    finally:
+        particles.IN_PLACE = before
+
+
+def begin(lm: guided_smc.LM, way: str, rows: int, prompt: int, tail: int) -> ParticleSession:
+    """Rows with a prompt and tails."""
+    session: ParticleSession = lm.model.start_session()
+    with in_place_from(WAYS[way]):
+        session.prefill([[100 + i % 500 for i in range(prompt)]], [rows])
+    tokens = torch.randint(100, 600, (rows, tail), generator=torch.Generator().manual_seed(0))
+    session.extend(tokens, torch.full((rows,), tail), last_only=True)
+    return session
+
+
+def one_pass(lm: guided_smc.LM, session: ParticleSession, way: str, round_: int) -> None:
+    """A draft pass of one token a row."""
+    if way == "gathered":
+        session.invalidate()
+    following = lm.draft.follow(session)
+    following.begin_block()
+    rows = len(session.table)
+    following.extend(
+        torch.full((rows, 1), 100 + round_), torch.ones(rows, dtype=torch.int64), last_only=True
+    )
+
+
+def table_of(cases: dict[str, Any]) -> Table:
+    """Milliseconds and K/V of each way."""
+    table = Table(title="a draft pass, ms (K/V, MiB)", title_justify="left")
+    table.add_column("")
+    for way in WAYS:
+        table.add_column(way, justify="right")
+    for name, found in cases.items():
+        cells = [f"{found[way]['ms']['median']:.1f} ({found[way]['kv_mib']:.0f})" for way in WAYS]
+        table.add_row(name, *cells)
+    return table
+
+
+if __name__ == "__main__":
+    main()
