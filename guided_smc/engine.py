@@ -367,16 +367,15 @@ class Engine:
                 tokens, total = draw(weights, u)
             tokens = tokens.clamp_(max=log_p.shape[-1] - 1)  # where there was none to draw
             taken = tokens.unsqueeze(-1)
-            log_p_taken = log_p.gather(-1, taken).squeeze(-1).double()
+            log_p_taken = log_p.gather(-1, taken).squeeze(-1).double().cpu().numpy()
             if not draft and mask is None and np.all(powers == 1.0):
                 # The target proposes for itself: Z is 1, not 1 to within rounding.
                 log_q_taken = log_p_taken
-                log_z = torch.where(total > 0, torch.zeros_like(total), total.log())
+                log_z = torch.where(total > 0, torch.zeros_like(total), total.log()).cpu().numpy()
             else:
-                log_q_taken = weights.gather(-1, taken).squeeze(-1).double().log() - total.log()
-                log_z = log_scale + total.log()
-            log_p_taken, log_q_taken = log_p_taken.cpu().numpy(), log_q_taken.cpu().numpy()
-            log_z = log_z.cpu().numpy()
+                chosen = weights.gather(-1, taken).squeeze(-1).double().log() - total.log()
+                log_q_taken = chosen.cpu().numpy()
+                log_z = (log_scale + total.log()).cpu().numpy()
             token = tokens.cpu().numpy()
             broken = active & np.isnan(log_z)
             died = active & ~np.isfinite(log_z)
