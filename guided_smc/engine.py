@@ -70,8 +70,8 @@ class Engine:
     Args:
         target: The model whose law is sampled.
         draft: Proposes blocks; must share the target's tokenizer.
-        max_rows: Most particles to run at once. A request joins when its particles fit (a request
-            with more particles than that runs alone).
+        max_rows: Most particles to run at once. A request joins when its particles fit, as many
+            as they may become (a request with more particles than that runs alone).
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Engine:
     @property
     def free_rows(self) -> int:
         """Particles that could join now, those waiting counted in."""
-        return self.max_rows - sum(p.n for p in (*self._running, *self._waiting))
+        return self.max_rows - sum(p.capacity for p in (*self._running, *self._waiting))
 
     def step(self) -> Iterator[Event[Any]]:
         """One step for every running prompt; yields a StepEvent for each and those that end."""
@@ -166,9 +166,9 @@ class Engine:
         token of the text is then drawn per particle, like every other.
         """
         joining: list[Population[Any]] = []
-        rows = sum(p.n for p in self._running)
+        rows = sum(p.capacity for p in self._running)
         while self._waiting:
-            n = self._waiting[0].n
+            n = self._waiting[0].capacity
             if rows + n > self.max_rows and rows > 0:
                 break
             joining.append(self._waiting.popleft())

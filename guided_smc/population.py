@@ -97,6 +97,10 @@ class Request(Generic[T]):
 class Population(Generic[T]):
     """N weighted particles.
 
+    Attributes:
+        n: N; with `target_ess` another one after each resampling.
+        capacity: The most that N can become.
+
     Attributes (N slots each):
         tokens: int64 `[N, ...]`, grown as needed; column 0 is the prompt's last token.
         length: int64 `[N]`, generated tokens without the end token.
@@ -113,6 +117,7 @@ class Population(Generic[T]):
         self.vocabulary = vocabulary
         self.options = request.options
         self.n = request.options.n_particles
+        self.capacity = request.options.particle_range[1]
         self.rng = np.random.default_rng(request.seed)
         self.usage = Usage(prompt_tokens=len(request.prompt_ids))
         self.steps: list[Step] = []
@@ -121,7 +126,8 @@ class Population(Generic[T]):
 
     def begin(self) -> None:
         """N particles at the end of the prompt, with weight 1."""
-        n, n_psi = self.n, len(self.request.potentials)
+        self.n = n = self.options.n_particles
+        n_psi = len(self.request.potentials)
         self.tokens = np.zeros((n, _GROWTH), dtype=np.int64)
         self.tokens[:, 0] = self.request.prompt_ids[-1]
         self.length = np.zeros(n, dtype=np.int64)
@@ -280,7 +286,7 @@ class Population(Generic[T]):
         log_weights = tuple(self.log_w.tolist())
         log_evidence = self.log_evidence + log_mean
         if resample:
-            ancestors = self._resample(weights)
+            ancestors = self._resample(weights, self._offspring(ess))
             self.log_evidence = log_evidence
             self.usage.resamplings += 1
         step = Step(
@@ -296,9 +302,19 @@ class Population(Generic[T]):
         self.steps.append(step)
         return step
 
-    def _resample(self, weights: np.ndarray) -> np.ndarray:
+    def _offspring(self, ess: float) -> int:
+        """How many particles to go on with: the number depends on the past alone, which keeps
+        the weights proper whatever it is.
+        """
+        if self.options.target_ess is None:
+            return self.n
+        least, most = self.options.particle_range
+        return int(np.clip(np.rint(self.n * self.options.target_ess / ess), least, most))
+
+    def _resample(self, weights: np.ndarray, n_offspring: int) -> np.ndarray:
         scheme = SCHEMES[self.options.resampling]
-        ancestors = keep_in_place(scheme(weights, self.rng.random(self.n)))
+        ancestors = keep_in_place(scheme(weights, self.rng.random(n_offspring)))
+        self.n = n_offspring
         for name in (
             *("tokens", "length", "log_p", "log_q", "log_psi"),
             *("status", "draft_holds", "_last_finite_log_w"),
@@ -417,7 +433,10 @@ class Population(Generic[T]):
         return ranked[:1] if self.options.select == "vote" else ranked
 
     def _lineage(self) -> np.ndarray:
-        """int64 `[steps, N]`: slot of each final particle's ancestor at each step of this run."""
+        """int64 `[steps, N]`: slot of each final particle's ancestor at each step of this run.
+
+        N is the final one; a step's slots are as many as it had particles.
+        """
         steps = self.steps[self._first_step :]
         lineage = np.empty((len(steps), self.n), dtype=np.int64)
         slots = np.arange(self.n)

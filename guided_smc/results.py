@@ -56,7 +56,8 @@ class Step:
         log_evidence: Running estimate after this step.
         log_weights: `[N]`, before resampling.
         resampled: Whether the population was resampled.
-        ancestors: `[N]`: slot that each particle continues (the identity if not resampled).
+        ancestors: `[N']`: slot that each particle continues (the identity if not resampled). N' is
+            N, unless `target_ess` chose another number.
     """
 
     index: int
@@ -196,7 +197,7 @@ class StepEvent:
     Attributes:
         index: Position of the prompt in the request.
         step: The record that also enters the result.
-        texts: `[N]` texts so far, after resampling.
+        texts: `[N']` texts so far, after resampling.
     """
 
     index: int

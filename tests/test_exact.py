@@ -124,6 +124,38 @@ def test_the_posterior_is_the_same_whatever_the_scheme_and_threshold(scheme, thr
     assert_unbiased(found, exact(TARGET, PROMPT, max_tokens=4, member=member, score=score))
 
 
+def changes_of_number(found) -> set[int]:
+    """The signs of what the number of particles did at each step: it fell, stayed or rose."""
+    return {int(np.sign(len(s.ancestors) - len(s.log_weights))) for r in found for s in r.steps}
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("block_size", [0, 2])
+@pytest.mark.parametrize("constrained", [False, True])
+def test_a_number_of_particles_that_adapts_leaves_every_estimate_unbiased(
+    scheme, block_size, constrained
+):
+    def steep(text: str) -> float:
+        return 2.5 * score(text)
+
+    found = runs(
+        800,
+        constraint=LANGUAGE if constrained else None,
+        potentials=[Score(steep, prefixes=True)],
+        block_size=block_size,
+        resampling=scheme,
+        ess_threshold=0.95,
+        n_particles=4,
+        target_ess=3.0,
+        max_particles=7,
+    )
+    assert changes_of_number(found) == {-1, 0, 1}
+    expected = exact(
+        TARGET, PROMPT, max_tokens=4, member=member if constrained else None, score=steep
+    )
+    assert_unbiased(found, expected)
+
+
 @pytest.mark.parametrize("block_size", [0, 1, 3])
 @pytest.mark.parametrize("power", [0.5, 2.0])
 @pytest.mark.parametrize("constrained", [False, True])
@@ -345,13 +377,21 @@ class Choices:
 
 
 @pytest.mark.parametrize("scheme", ["systematic", "multinomial"])
-@pytest.mark.parametrize("block_size", [0, 1])
-def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, block_size):
+@pytest.mark.parametrize(
+    "adaptive",
+    [
+        {"block_size": 0},
+        {"block_size": 1},
+        {"block_size": 0, "target_ess": 1.8, "max_particles": 3, "ess_threshold": 1.0},
+    ],
+    ids=str,
+)
+def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, adaptive):
     vocabulary = Vocabulary([b"a", b"b", b""], eos_ids=[2])
     target = TableModel.random(vocabulary, seed=3)
     draft = TableModel.random(vocabulary, seed=4)
     language = Language(lambda t: not t.endswith("a") and t != "bb", 3)
-    potentials = [Score(lambda t: 0.5 * t.count("a"), prefixes=True)]
+    potentials = [Score(lambda t: 1.2 * t.count("a"), prefixes=True)]
     choices = Choices()
 
     def draw(log_q, uniforms):
@@ -364,7 +404,7 @@ def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, b
     def resample(weights, uniforms):
         # The ancestors are a step function of each uniform: choose a piece of it.
         cdf = np.cumsum(weights)[:-1]
-        n = len(weights)
+        n = len(uniforms)
         points = np.zeros(n)
         pieces = n if scheme == "multinomial" else 1
         for i in range(pieces):
@@ -378,25 +418,27 @@ def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, b
     monkeypatch.setattr("guided_smc.population.SCHEMES", {scheme: resample})
     mean = dict.fromkeys(exact(target, (0,), max_tokens=3, member=language.member), 0.0)
     total = 0.0
+    found = []
     for path in choices:
         r = request(
             target,
             (0,),
             constraint=language,
             potentials=potentials,
-            block_size=block_size,
             n_particles=2,
             max_tokens=3,
             resampling=scheme,
-            ess_threshold=0.9,
+            **{"ess_threshold": 0.9, **adaptive},
         )
-        (result,) = results(run(target, [r], draft=draft if block_size else None))
+        (result,) = results(run(target, [r], draft=draft if adaptive["block_size"] else None))
+        found.append(result)
         total += path.probability
         for text, mass in unnormalised(result).items():
             mean[text] += path.probability * mass
     assert total == pytest.approx(1.0, abs=1e-9)
+    assert changes_of_number(found) == ({-1, 0, 1} if "target_ess" in adaptive else {0})
     expected = exact(
-        target, (0,), max_tokens=3, member=language.member, score=lambda t: 0.5 * t.count("a")
+        target, (0,), max_tokens=3, member=language.member, score=lambda t: 1.2 * t.count("a")
     )
     for text, mass in expected.items():
         assert mean[text] == pytest.approx(mass, rel=1e-5)

@@ -38,6 +38,9 @@ _SAMPLING: dict[str, tuple[Any, str]] = {
     "stop": (str, "End an output before this string. Repeatable; not with --schema."),
     "seed": (int, "Of the run; each prompt derives its own. Random if not given."),
     "n_particles": (int, "Particles per prompt."),
+    "target_ess": (float, "Resample to as many particles as make about so many count."),
+    "min_particles": (int, "Fewest with --target-ess.  [default: 2]"),
+    "max_particles": (int, "Most with --target-ess.  [default: --n-particles]"),
     "block_size": (int, "Tokens drafted per step.  [default: 4 with --draft, else 0]"),
     "ess_threshold": (float, "Resample when ESS < threshold · particles, in [0, 1]."),
     "resampling": (click.Choice(get_args(ResamplingScheme)), "Resampling scheme."),
@@ -344,7 +347,7 @@ def _skip_kept(job: Job, output: str, kept: dict[int, Done]) -> Iterator[PromptL
 def _with_flags(message: str) -> str:
     """The message with options named as they are typed."""
     names = "|".join(_SAMPLING)
-    return re.sub(rf"\b(({names})(?=: )|^beta)", lambda found: _flag(found[0]), message)
+    return re.sub(rf"\b(({names})(?=: |=)|^beta)", lambda found: _flag(found[0]), message)
 
 
 def _device_map(text: str | None) -> Any:
