@@ -18,6 +18,7 @@ from guided_smc.errors import OptionError
 
 ResamplingScheme = Literal["systematic", "stratified", "multinomial", "residual"]
 Selection = Literal["sample", "best", "vote", "all"]
+BlockSize = int | Literal["auto"]
 
 GREEDY_TEMPERATURE = 1e-5
 """What a temperature of 0 is computed as: the limit, to float precision, with ties split."""
@@ -48,6 +49,8 @@ class Options(BaseModel):
         min_particles: Fewest that `target_ess` may come to, at least 2; None is 2.
         max_particles: Most that it may come to, for which room is kept; None is `n_particles`.
         block_size: K, tokens drafted before each verification; None is 4 with a draft, else 0.
+            `"auto"` chooses it at each step, from what passes cost on this machine and from how
+            well the draft has agreed with the target so far (see `guided_smc.adaptive`).
         ess_threshold: Resample when ESS < threshold · N, in [0, 1].
         resampling: Scheme.
         draft_temperature: None is the temperature of the target divided by α, but at least 0.2: a
@@ -71,12 +74,22 @@ class Options(BaseModel):
     target_ess: float | None = Field(None, gt=0)
     min_particles: int | None = Field(None, ge=2)
     max_particles: int | None = Field(None, ge=2)
-    block_size: int | None = Field(None, ge=0)
+    block_size: BlockSize | None = None
     ess_threshold: float = Field(0.5, ge=0, le=1)
     resampling: ResamplingScheme = "systematic"
     draft_temperature: float | None = Field(None, ge=0)
     select: Selection = "sample"
     max_restarts: int = Field(1, ge=0)
+
+    @field_validator("block_size", mode="before")
+    @classmethod
+    def _number_or_auto(cls, block_size: Any) -> Any:
+        # Checked here, for one message where a union would give one for each of its members.
+        if block_size is None or block_size == "auto":
+            return block_size
+        if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 0:
+            raise ValueError('must be a whole number from 0, or "auto"')
+        return block_size
 
     @field_validator("stop", mode="before")
     @classmethod

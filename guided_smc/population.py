@@ -13,8 +13,15 @@ from typing import Any, Generic
 
 import numpy as np
 
+from guided_smc.adaptive import Agreement, best_block_size
+from guided_smc.costs import CostModel
 from guided_smc.errors import PotentialError
-from guided_smc.options import GREEDY_TEMPERATURE, LEAST_DRAFT_TEMPERATURE, Options
+from guided_smc.options import (
+    GREEDY_TEMPERATURE,
+    LEAST_DRAFT_TEMPERATURE,
+    BlockSize,
+    Options,
+)
 from guided_smc.potentials import (
     CompiledConstraint,
     Completion,
@@ -69,6 +76,7 @@ class Request(Generic[T]):
         parse: Text to typed value.
         value_key: Text to a key that is equal for equal values.
         warnings: To be handed on to the result.
+        costs: What passes cost, where the block size is `"auto"`.
     """
 
     index: int
@@ -80,10 +88,11 @@ class Request(Generic[T]):
     parse: Callable[[str], T]
     value_key: Callable[[str], Hashable]
     warnings: tuple[str, ...] = field(default=())
+    costs: CostModel | None = None
 
     @property
-    def block_size(self) -> int:
-        """K."""
+    def block_size(self) -> BlockSize:
+        """K, or `"auto"`."""
         assert self.options.block_size is not None
         return self.options.block_size
 
@@ -100,6 +109,7 @@ class Population(Generic[T]):
     Attributes:
         n: N; with `target_ess` another one after each resampling.
         capacity: The most that N can become.
+        agreement: How well the draft has agreed with the target so far, over restarts too.
 
     Attributes (N slots each):
         tokens: int64 `[N, ...]`, grown as needed; column 0 is the prompt's last token.
@@ -122,6 +132,7 @@ class Population(Generic[T]):
         self.usage = Usage(prompt_tokens=len(request.prompt_ids))
         self.steps: list[Step] = []
         self.restarts = 0
+        self.agreement = Agreement()
         self._stops = tuple(s.encode() for s in request.options.stop)
 
     def begin(self) -> None:
@@ -174,7 +185,18 @@ class Population(Generic[T]):
         room = self.options.max_tokens - int(self.length[self.live[0]])
         if self.request.constraint is None:
             room -= 1
-        return min(self.request.block_size, room)
+        wanted = self.request.block_size
+        if wanted != "auto":
+            return min(wanted, room)
+        assert self.request.costs is not None
+        return best_block_size(
+            self.request.costs,
+            self.agreement.estimate,
+            rows=len(self.live),
+            ess_threshold=self.options.ess_threshold,
+            remaining=room + 1,
+            most=room,
+        )
 
     def ends(self, slot: int, token: int) -> bool:
         """Whether `token`, not yet appended, ends the text by completing a stop string."""
@@ -300,6 +322,9 @@ class Population(Generic[T]):
             ancestors=tuple(ancestors.tolist()),
         )
         self.steps.append(step)
+        if self.agreement.drafted.observed:
+            self.usage.draft_variance = self.agreement.drafted.variance
+            self.usage.bonus_variance = self.agreement.bonus.variance
         return step
 
     def _offspring(self, ess: float) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from support import (
 )
 
 from guided_smc import engine as engine_module
+from guided_smc.costs import CostModel
 from guided_smc.engine import Engine, run
 from guided_smc.models.table import TableModel
 from guided_smc.population import Population
@@ -122,6 +124,67 @@ def test_the_posterior_is_the_same_whatever_the_scheme_and_threshold(scheme, thr
         n_particles=5,
     )
     assert_unbiased(found, exact(TARGET, PROMPT, max_tokens=4, member=member, score=score))
+
+
+STEEP = CostModel(target=((1, 1.0), (8, 1.1), (16, 6.0)), draft=((1, 0.2),))
+"""Up to eight tokens in a pass cost next to nothing: four particles draft one token or none, and
+those that are left when others have ended draft more."""
+
+
+def assert_block_sizes_vary(found) -> None:
+    """Between runs that had the same number of particles and as many tokens behind them."""
+    chosen = defaultdict(set)
+    for result in found:
+        length = 0
+        for s in result.steps:
+            chosen[length, s.live].add(s.block_size)
+            length += s.block_size + 1
+    assert any(len(sizes) > 1 for sizes in chosen.values()), dict(chosen)
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+@pytest.mark.parametrize("rewarded", [False, True])
+@pytest.mark.parametrize("options", [{}, {"power": 2.0}, {"top_k": 3}], ids=str)
+def test_a_block_size_that_adapts_leaves_every_estimate_unbiased(constrained, rewarded, options):
+    found = runs(
+        1000,
+        constraint=LANGUAGE if constrained else None,
+        potentials=[Score(score, prefixes=True)] if rewarded else [],
+        block_size="auto",
+        costs=STEEP,
+        n_particles=4,
+        **options,
+    )
+    assert_block_sizes_vary(found)
+    expected = exact(
+        TARGET,
+        PROMPT,
+        max_tokens=4,
+        member=member if constrained else None,
+        score=score if rewarded else None,
+        **options,
+    )
+    assert_unbiased(found, expected)
+
+
+@pytest.mark.parametrize("n_particles", [1, 3])
+def test_block_and_population_may_adapt_together_and_a_single_particle_may_choose(n_particles):
+    """With a longer text, since one particle has only its own past to learn from."""
+    language = Language(lambda t: "a" not in t and t.count("b") == 1 and "dd" not in t, 6)
+    adaptive = {} if n_particles == 1 else {"target_ess": 2.0, "max_particles": 5}
+    found = runs(
+        3000 // n_particles,
+        constraint=language,
+        block_size="auto",
+        costs=CostModel(target=((1, 1.0), (2, 1.0), (8, 6.0)), draft=((1, 0.2),)),
+        n_particles=n_particles,
+        ess_threshold=0.9,
+        max_tokens=6,
+        **adaptive,
+    )
+    assert_block_sizes_vary(found)
+    assert changes_of_number(found) == ({0} if n_particles == 1 else {-1, 0, 1})
+    assert_unbiased(found, exact(TARGET, PROMPT, max_tokens=6, member=language.member))
 
 
 def changes_of_number(found) -> set[int]:
