@@ -1,11 +1,12 @@
 """How many tokens to draft: from what passes cost, and from how well target and draft agree.
 
-Drafting K tokens buys K more tokens for a target pass, and pays with the spread of the weights. If
-a drafted token adds variance σ² to the log-weights, and the bonus token (under a constraint) σ_b²,
-one step adds `v = K σ² + σ_b²`, and an effective sample size of `N · exp(−v)` is left (log-normal
-weights). It goes on falling until it is under the resampling threshold τ, after
-`m = ⌈log(1/τ) / v⌉` steps, and then begins anew. `best_block_size` takes the K with the most
-effective tokens per second,
+Drafting K tokens buys K more tokens for a target pass, and pays with the spread of the weights. For
+a factor w of the weights let `σ² = log(E[w²] / E[w]²)`: the variance of log w if that is small or
+normal. It adds up over tokens, as far as these are independent, and `exp(−σ²)` is the share of the
+particles that counts, ESS / N. With σ² of a drafted token, and σ_b² of the bonus token (which has
+some under a constraint), a step adds `v = K σ² + σ_b²`. The share goes on falling until it is under
+the resampling threshold τ, after `m = ⌈log(1/τ) / v⌉` steps, and then begins anew.
+`best_block_size` takes the K with the most effective tokens per second,
 
     N · E[tokens of a particle] · (1/m) Σ_{j=1..m} exp(−j v) / T(N, K)
 
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from guided_smc.costs import CostModel
+from guided_smc.resampling import normalise
 
 MOST_DRAFTED = 16
 """The largest K that is chosen."""
@@ -36,14 +38,11 @@ PRIOR_VARIANCE = 0.1
 """σ² before anything was drafted. Rather low: a draft that is tried shows what it is worth."""
 
 PRIOR_WEIGHT = 4.0
-"""Observations that the prior counts for."""
+"""Tokens of one degree of freedom that the prior counts for."""
 
 MEMORY = 0.95
 """Weight of the past from step to step. Agreement differs along a text; and where nothing is
 drafted nothing is observed, so that what is remembered fades and drafting is tried again."""
-
-NEGLIGIBLE = 5.0
-"""Nats below the heaviest at which a particle counts as lost: how far below it is costs nothing."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class Estimate:
     """What there is to know of a draft.
 
     Attributes:
-        draft_variance: σ², of the log-weight per drafted token.
-        bonus_variance: σ_b², of the log-weight per bonus token: that of log Z; 0 in free text.
+        draft_variance: σ² of a drafted token.
+        bonus_variance: σ_b² of a bonus token, whose weight is Z: 0 in free text.
         end_probability: That a token ends a text; what is drafted behind an end is lost.
     """
 
@@ -62,15 +61,16 @@ class Estimate:
 
 
 class Spread:
-    """Running estimate of the variance that a token adds to the log-weights.
+    """Running estimate of σ², what a token adds to the spread of the weights.
 
-    With c tokens a log-weight gains d, of variance c·σ² among the particles. Over a step's n
-    particles `Σ (d − c·μ)² / c`, with `μ = Σ d / Σ c`, is `(n − 1)·σ²` on average. A single
-    particle has nobody to differ from; there d is compared with the mean of the steps before.
+    The particles of a step gain factors `w = exp(d)` with c tokens each. Their relative variance,
+    `r = Σ (w − w̄)² / ((n − 1) w̄²)`, is that of c tokens: `log(1 + r) / c` is an estimate of σ². It
+    is finite for factors of 0 too. Of one or two particles it is too small where blocks spread the
+    weights far (a third too small at `c σ² = 0.3`): they cannot show a large variance.
 
-    A particle of weight 0, or of next to none beside the heaviest, would dominate the variance,
-    and yet costs no more than itself. Such particles are counted instead: if each token loses a
-    share δ of the particles, K leave `(1 − δ)^K` of them, so δ adds `−log(1 − δ)` to σ².
+    A single particle has nobody to differ from. There d is compared with the mean of the steps
+    before, as if a second particle had that mean; the variance of the difference, which is half
+    that of two particles, is doubled.
 
     Args:
         prior: σ² to begin with.
@@ -79,22 +79,18 @@ class Spread:
     def __init__(self, prior: float) -> None:
         self.prior = prior
         self.observed = False
-        self._squares = self._freedom = 0.0
-        self._gained = self._tokens = 0.0
-        self._lost = self._exposed = 0.0
+        self._spread = self._tokens = 0.0  # both weighted by degrees of freedom
+        self._gained = self._gaining = 0.0  # log-weight of single particles, and tokens of it
 
     @property
     def variance(self) -> float:
-        """σ², lost particles included."""
-        squares = PRIOR_WEIGHT * self.prior + self._squares
-        lost = self._lost / (PRIOR_WEIGHT + self._exposed)
-        return float(squares / (PRIOR_WEIGHT + self._freedom) - np.log1p(-lost))
+        """σ²."""
+        return (PRIOR_WEIGHT * self.prior + self._spread) / (PRIOR_WEIGHT + self._tokens)
 
     def fade(self) -> None:
         """A step passes."""
-        self._squares, self._freedom = MEMORY * self._squares, MEMORY * self._freedom
-        self._gained, self._tokens = MEMORY * self._gained, MEMORY * self._tokens
-        self._lost, self._exposed = MEMORY * self._lost, MEMORY * self._exposed
+        self._spread, self._tokens = MEMORY * self._spread, MEMORY * self._tokens
+        self._gained, self._gaining = MEMORY * self._gained, MEMORY * self._gaining
 
     def add(self, tokens: np.ndarray, gained: np.ndarray) -> None:
         """Take in a step: c, int64 `[n]`, and d, float64 `[n]`, down to −inf."""
@@ -102,25 +98,18 @@ class Spread:
         if not len(c):
             return
         self.observed = True
-        usual = c[0] * self._gained / self._tokens if self._tokens else 0.0
-        heaviest = d.max() if len(d) > 1 else usual
-        lost = np.isneginf(d) | (d < heaviest - NEGLIGIBLE)
-        self._lost += float(lost.sum())
-        # Which of its tokens lost a particle is not told: it is exposed for one.
-        self._exposed += float(c[~lost].sum() + lost.sum())
-        self._compare(c[~lost], d[~lost])
-
-    def _compare(self, c: np.ndarray, d: np.ndarray) -> None:
         if len(c) > 1:
-            self._squares += float(np.sum((d - c * d.sum() / c.sum()) ** 2 / c))
-            self._freedom += len(c) - 1
-        elif len(c) and self._tokens:
-            # The difference of the means of c and C tokens has variance σ² (1/c + 1/C).
-            difference = float(d[0] / c[0]) - self._gained / self._tokens
-            self._squares += difference**2 / (1 / float(c[0]) + 1 / self._tokens)
-            self._freedom += 1
-        self._gained += float(d.sum())
-        self._tokens += float(c.sum())
+            w = normalise(d)  # all 0 if every factor is 0: then as if one particle had it all
+            relative = float(np.var(w, ddof=1)) / float(w.mean()) ** 2 if w.any() else len(w)
+        else:
+            mean = float(c[0]) * self._gained / self._gaining if self._gaining else 0.0
+            relative = 4.0 * float(np.tanh((d[0] - mean) / 2)) ** 2
+            if np.isfinite(d[0]):
+                self._gained += float(d[0])
+                self._gaining += float(c[0])
+        freedom = max(len(c) - 1, 1)
+        self._spread += freedom * float(np.log1p(relative))
+        self._tokens += freedom * float(c.mean())
 
 
 class Agreement:
@@ -194,7 +183,7 @@ def mean_ess(
 ) -> np.ndarray:
     """Mean of ESS / N over the steps from one resampling to the next, for each K of an array.
 
-    Log-normal weights (Kong, Liu & Wong 1994): ESS / N = exp(−variance of the log-weights).
+    That of many particles: of few, ESS as it is measured is larger, and says too much of them.
     """
     k = np.asarray(block_size)
     v = np.maximum(k * estimate.draft_variance + estimate.bonus_variance, 1e-12)

@@ -117,8 +117,8 @@ NOMINAL = CostModel(
 def measure(target: LanguageModel, draft: LanguageModel | None = None) -> CostModel:
     """Time a few steps of the engine, of different sizes; some seconds for a small model.
 
-    The fastest of a few rounds counts: whatever else the machine does only adds. A pass over more
-    never costs less, so that the points are made to rise.
+    The fastest of a few rounds counts, and a pass never costs more than one over more that was
+    faster: whatever else the machine does only adds.
     """
     shapes = _SHAPES_WITHOUT_DRAFT if draft is None else _SHAPES
     target_s: dict[int, float] = {}
@@ -133,7 +133,7 @@ def measure(target: LanguageModel, draft: LanguageModel | None = None) -> CostMo
             target_s[tokens] = min(verify, target_s.get(tokens, math.inf))
             if drafting is not None:
                 draft_s[n] = min(drafting, draft_s.get(n, math.inf))
-    return CostModel(_rising(target_s), _rising(draft_s))
+    return CostModel(_points_of(target_s), _points_of(draft_s))
 
 
 def _time_step(
@@ -141,12 +141,12 @@ def _time_step(
 ) -> tuple[float, float | None]:
     """Seconds of the target pass and of one draft pass, in one step of n particles and k tokens."""
     from guided_smc import engine
-    from guided_smc.options import Options
+    from guided_smc.options import make_options
     from guided_smc.population import Request
     from guided_smc.results import ResultEvent
 
     # A cap that one step reaches: every row takes part in the passes.
-    options = Options(n_particles=n, block_size=k, max_tokens=k + 1, seed=seed, max_restarts=0)
+    options = make_options(n_particles=n, block_size=k, max_tokens=k + 1, seed=seed)
     ordinary = np.flatnonzero(target.vocabulary.ordinary)
     request: Request[str] = Request(
         index=0,
@@ -164,10 +164,8 @@ def _time_step(
     return seconds["verify"], seconds["draft"] / passes if passes else None
 
 
-def _rising(seconds: dict[int, float]) -> Points:
-    sizes = sorted(seconds)
-    rising = np.maximum.accumulate([seconds[s] for s in sizes]) if sizes else []
-    return tuple((s, float(t)) for s, t in zip(sizes, rising, strict=True))
+def _points_of(seconds: dict[int, float]) -> Points:
+    return tuple((s, min(t for m, t in seconds.items() if m >= s)) for s in sorted(seconds))
 
 
 # -- keeping -------------------------------------------------------------------------------------

@@ -81,8 +81,8 @@ class Usage:
     draft_passes: int = 0
     resamplings: int = 0
     draft_variance: float | None = None
-    """What a drafted token adds to the variance of the log-weights, σ², as estimated in the end:
-    K of them in a row leave an ESS of about `N · exp(−K σ²)`. None where nothing was drafted."""
+    """σ²: what a drafted token adds to the variance of the log-weights, as estimated in the end. K
+    of them in a row leave an ESS of about `N · exp(−K σ²)`. None where nothing was drafted."""
     bonus_variance: float | None = None
     """The same of a bonus token, drawn from the target: 0 without a constraint."""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -130,6 +130,9 @@ STEEP = CostModel(target=((1, 1.0), (8, 1.1), (16, 6.0)), draft=((1, 0.2),))
 """Up to eight tokens in a pass cost next to nothing: four particles draft one token or none, and
 those that are left when others have ended draft more."""
 
+STEEP_FOR_ONE = CostModel(target=((1, 1.0), (2, 1.0), (8, 6.0)), draft=((1, 0.65),))
+STEEP_FOR_TWO = CostModel(target=((2, 1.0), (4, 1.0), (8, 6.0)), draft=((1, 0.65),))
+
 
 def assert_block_sizes_vary(found) -> None:
     """Between runs that had the same number of particles and as many tokens behind them."""
@@ -173,10 +176,10 @@ def test_block_and_population_may_adapt_together_and_a_single_particle_may_choos
     language = Language(lambda t: "a" not in t and t.count("b") == 1 and "dd" not in t, 6)
     adaptive = {} if n_particles == 1 else {"target_ess": 2.0, "max_particles": 5}
     found = runs(
-        3000 // n_particles,
+        1000,
         constraint=language,
         block_size="auto",
-        costs=CostModel(target=((1, 1.0), (2, 1.0), (8, 6.0)), draft=((1, 0.2),)),
+        costs=STEEP if n_particles > 1 else STEEP_FOR_ONE,
         n_particles=n_particles,
         ess_threshold=0.9,
         max_tokens=6,
@@ -446,6 +449,7 @@ class Choices:
         {"block_size": 0},
         {"block_size": 1},
         {"block_size": 0, "target_ess": 1.8, "max_particles": 3, "ess_threshold": 1.0},
+        {"block_size": "auto", "costs": STEEP_FOR_TWO},
     ],
     ids=str,
 )
@@ -500,6 +504,8 @@ def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, a
             mean[text] += path.probability * mass
     assert total == pytest.approx(1.0, abs=1e-9)
     assert changes_of_number(found) == ({-1, 0, 1} if "target_ess" in adaptive else {0})
+    if adaptive["block_size"] == "auto":
+        assert_block_sizes_vary(found)
     expected = exact(
         target, (0,), max_tokens=3, member=language.member, score=lambda t: 1.2 * t.count("a")
     )
