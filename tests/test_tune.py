@@ -202,3 +202,24 @@ def test_an_interrupt_prints_what_there_is(tiny):
     assert process.returncode == 130
     assert "Interrupted: this is what had been measured." in said
     assert "effective" in out.decode()
+
+
+def test_generate_chooses_block_sizes_by_what_was_measured(tiny):
+    (tiny / "p.txt").write_text("a\nb\n")
+    command = (
+        "generate p.txt --model tiny --draft int8 --block-size auto --max-tokens 16 --seed 1 "
+        "--n-particles 3 --target-ess 2 --device cpu --full"
+    )
+    first = call(command)
+    assert first.returncode == 0, first.stderr
+    assert first.stderr.count(b"Measuring what a pass of tiny costs") == 1
+    (kept,) = (tiny / "cache" / "costs").iterdir()
+    costs = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**costs, "target": [[1, 1.0]], "draft": [[1, 0.01]]}))
+    runs = [call(command) for _ in range(2)]
+    for record, other in zip(*(done.stdout.splitlines() for done in runs), strict=True):
+        one, two = json.loads(record), json.loads(other)
+        assert max(step["block_size"] for step in one["steps"]) > 0
+        assert one["usage"]["draft_variance"] >= 0
+        assert (one["text"], one["steps"]) == (two["text"], two["steps"])
+    assert all(b"Measuring" not in done.stderr for done in runs)
