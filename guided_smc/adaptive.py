@@ -34,8 +34,9 @@ from guided_smc.resampling import normalise
 MOST_DRAFTED = 16
 """The largest K that is chosen."""
 
-PRIOR_VARIANCE = 0.1
-"""σ² before anything was drafted. Rather low: a draft that is tried shows what it is worth."""
+PRIOR_VARIANCE = 0.05
+"""σ² before anything was drafted, that of a close draft: one that is tried shows what it is worth,
+and of one that is not nothing is ever learnt."""
 
 PRIOR_WEIGHT = 4.0
 """Tokens of one degree of freedom that the prior counts for."""

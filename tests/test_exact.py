@@ -131,7 +131,7 @@ STEEP = CostModel(target=((1, 1.0), (8, 1.1), (16, 6.0)), draft=((1, 0.2),))
 those that are left when others have ended draft more."""
 
 STEEP_FOR_ONE = CostModel(target=((1, 1.0), (2, 1.0), (8, 6.0)), draft=((1, 0.65),))
-STEEP_FOR_TWO = CostModel(target=((2, 1.0), (4, 1.0), (8, 6.0)), draft=((1, 0.65),))
+STEEP_FOR_TWO = CostModel(target=((2, 1.0), (4, 1.0), (8, 6.0)), draft=((1, 0.75),))
 
 
 def assert_block_sizes_vary(found) -> None:
