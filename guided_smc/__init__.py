@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from guided_smc.api import LM, derive_seed, load
+    from guided_smc.costs import CostModel
     from guided_smc.errors import (
         ConstraintError,
         GuidedSMCError,
@@ -50,6 +51,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "api": ("LM", "derive_seed", "load"),
+    "costs": ("CostModel",),
     "errors": (
         "ConstraintError",
         "GuidedSMCError",
@@ -87,6 +89,7 @@ __all__ = [
     "Completion",
     "Constraint",
     "ConstraintError",
+    "CostModel",
     "ErrorEvent",
     "GuidedSMCError",
     "IncompleteOutputError",

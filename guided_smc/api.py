@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, cast, overload
 
 from guided_smc import engine
+from guided_smc.costs import CostModel, load_or_measure
 from guided_smc.errors import ModelError, OptionError, PromptError
 from guided_smc.grammars import from_output_type
 from guided_smc.models.base import LanguageModel
@@ -42,6 +43,7 @@ def load(
     device_map: Any = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
+    costs: CostModel | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> LM:
     """Load a causal language model.
@@ -58,6 +60,7 @@ def load(
         device_map: Passed to transformers, instead of `device`.
         trust_remote_code: Run code that a model brings along. Off.
         allow_pickle: Load weights that are not safetensors or GGUF. Off: they can run code.
+        costs: See `LM`.
         notify: Called with a sentence before something that takes long.
 
     Raises:
@@ -90,7 +93,8 @@ def load(
         config=hf.config,
     )
     target = TransformersModel(hf, vocabulary, name=loaded.name)
-    lm = LM(target, encoder=HFPromptEncoder(loaded.tokenizer, vocabulary))
+    encoder = HFPromptEncoder(loaded.tokenizer, vocabulary)
+    lm = LM(target, encoder=encoder, costs=costs, notify=notify)
     if draft == "int8":
         lm.draft = Int8Twin(target)
     elif draft == "ngram":
@@ -110,6 +114,10 @@ class LM:
         draft: A model over the same tokens that proposes blocks.
         encoder: Turns prompts into tokens. A table model needs none: its prompts are texts over
             its own vocabulary, or token ids.
+        costs: What passes cost, for `block_size="auto"`. By default it is measured when it is
+            first asked for and kept in the cache folder, so that it stays the same on a machine;
+            give one to choose alike on different machines.
+        notify: Called with a sentence before it is measured, which takes some seconds.
     """
 
     def __init__(
@@ -118,6 +126,8 @@ class LM:
         *,
         draft: LanguageModel | LM | None = None,
         encoder: PromptEncoder | None = None,
+        costs: CostModel | None = None,
+        notify: Callable[[str], None] | None = None,
     ) -> None:
         self.model = model
         self.draft = draft.model if isinstance(draft, LM) else draft
@@ -126,6 +136,15 @@ class LM:
         if encoder is None:
             raise ModelError(f"model {model.name!r} needs an encoder that turns prompts to tokens")
         self.encoder = encoder
+        self._costs = costs
+        self._notify = notify
+
+    @property
+    def costs(self) -> CostModel:
+        """What passes cost, by which `block_size="auto"` chooses."""
+        if self._costs is None:
+            self._costs = load_or_measure(self.model, self.draft, notify=self._notify)
+        return self._costs
 
     def __repr__(self) -> str:
         draft = f", draft={self.draft.name!r}" if self.draft else ""
@@ -216,6 +235,7 @@ class LM:
             parse=cast("Callable[[str], T]", constraint.parse if constraint else _identity),
             value_key=constraint.value_key if constraint else _identity,
             warnings=tuple(warnings),
+            costs=self._costs_for(opts),
         )
 
     def _fill_in(self, opts: Options, index: int, exact_seed: bool, warnings: list[str]) -> Options:
@@ -227,7 +247,9 @@ class LM:
         block_size = opts.block_size
         if block_size is None:
             block_size = DEFAULT_BLOCK_SIZE if self.draft is not None else 0
-        elif block_size > 0 and self.draft is None:
+        elif block_size == "auto" and self.draft is None:
+            block_size = 0
+        elif block_size != 0 and self.draft is None:
             raise OptionError(
                 f"block_size={block_size} needs a draft model: load(..., draft=...), or "
                 "block_size=0 to let the target propose for itself"
@@ -235,18 +257,27 @@ class LM:
         if self.draft is None and opts.draft_temperature is not None:
             raise OptionError("draft_temperature needs a draft model: load(..., draft=...)")
         greedy = opts.temperature / opts.power < 1e-3 or opts.top_k == 1
-        if block_size > 0 and greedy:
+        if block_size != 0 and greedy:
             block_size = 0
             warnings.append(
                 "no tokens were drafted: the target is greedy, so a drafted token has weight 0 "
                 "wherever it is not the target's own choice"
             )
-        if block_size > 0 and opts.draft_temperature == 0:
+        if block_size != 0 and opts.draft_temperature == 0:
             warnings.append(
                 "draft_temperature=0: a greedy draft proposes one text only, so the particles "
                 "cover just what it reaches; log_evidence is a lower bound"
             )
         return make_options(opts, seed=seed, block_size=block_size)
+
+    def _costs_for(self, opts: Options) -> CostModel | None:
+        if opts.block_size != "auto":
+            return None
+        if not self.costs.draft:
+            raise OptionError(
+                'block_size="auto" needs a cost model that knows the draft: give it `draft` points'
+            )
+        return self.costs
 
     def _check_length(self, ids: list[int], opts: Options) -> None:
         limits = [m.context_length for m in (self.model, self.draft) if m is not None]

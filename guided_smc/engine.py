@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,8 @@ class Block:
         log_p, log_q: float64 `[R]`, summed over the tokens that count.
         ended: bool `[R]`: the last token that counts ends the text.
         dead: bool `[R]`: nothing could be drawn.
+        drafted, log_p_drafted, log_q_drafted: `count`, `log_p` and `log_q` of the drafted tokens
+            alone, without the bonus token; set by verification.
     """
 
     tokens: np.ndarray
@@ -62,6 +64,9 @@ class Block:
     log_q: np.ndarray
     ended: np.ndarray
     dead: np.ndarray
+    drafted: np.ndarray = field(init=False)
+    log_p_drafted: np.ndarray = field(init=False)
+    log_q_drafted: np.ndarray = field(init=False)
 
 
 class Engine:
@@ -70,8 +75,8 @@ class Engine:
     Args:
         target: The model whose law is sampled.
         draft: Proposes blocks; must share the target's tokenizer.
-        max_rows: Most particles to run at once. A request joins when its particles fit (a request
-            with more particles than that runs alone).
+        max_rows: Most particles to run at once. A request joins when its particles fit, as many
+            as they may become (a request with more particles than that runs alone).
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class Engine:
     @property
     def free_rows(self) -> int:
         """Particles that could join now, those waiting counted in."""
-        return self.max_rows - sum(p.n for p in (*self._running, *self._waiting))
+        return self.max_rows - sum(p.capacity for p in (*self._running, *self._waiting))
 
     def step(self) -> Iterator[Event[Any]]:
         """One step for every running prompt; yields a StepEvent for each and those that end."""
@@ -166,9 +171,9 @@ class Engine:
         token of the text is then drawn per particle, like every other.
         """
         joining: list[Population[Any]] = []
-        rows = sum(p.n for p in self._running)
+        rows = sum(p.capacity for p in self._running)
         while self._waiting:
-            n = self._waiting[0].n
+            n = self._waiting[0].capacity
             if rows + n > self.max_rows and rows > 0:
                 break
             joining.append(self._waiting.popleft())
@@ -318,6 +323,8 @@ class Engine:
         log_p = chosen.double().sum(-1).cpu().numpy()
         self._report_nan(rows, np.isnan(log_p), self.target, errors)
         block.log_p += log_p
+        block.drafted = block.count.copy()
+        block.log_p_drafted, block.log_q_drafted = block.log_p.copy(), block.log_q.copy()
         return log_p_last
 
     def _report_nan(
@@ -479,6 +486,15 @@ class Engine:
             elif not population.states[s].accepting:
                 population.kill(s, Status.DEAD_AT_CAP)
         population.weigh(slots, block.log_p[mine], block.log_q[mine])
+        if self.draft is not None:
+            alpha = population.options.power
+            population.agreement.add(
+                block.drafted[mine],
+                alpha * block.log_p_drafted[mine] - block.log_q_drafted[mine],
+                all_tokens=block.count[mine],
+                all_gained=alpha * block.log_p[mine] - block.log_q[mine],
+                ended=ended,
+            )
         with self._timed("potentials"):
             population.score(slots)
         with self._timed("resample"):

@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from guided_smc.errors import OptionError
 
 ResamplingScheme = Literal["systematic", "stratified", "multinomial", "residual"]
 Selection = Literal["sample", "best", "vote", "all"]
+BlockSize = int | Literal["auto"]
 
 GREEDY_TEMPERATURE = 1e-5
 """What a temperature of 0 is computed as: the limit, to float precision, with ties split."""
@@ -34,8 +42,15 @@ class Options(BaseModel):
         power: α of the power target `p^α`, from 0.001 to 1000.
         stop: Strings that end a text, not included in it. Not together with a constraint.
         seed: Of this request's generator, in `0..2**63-1`; None draws one, reported in the result.
-        n_particles: N.
+        n_particles: N; with `target_ess`, only to begin with.
+        target_ess: At every resampling draw `N · target_ess / ESS` particles in place of N, so
+            that about so many of them count: more where the weights disagree, fewer where they
+            agree. None keeps N.
+        min_particles: Fewest that `target_ess` may come to, at least 2; None is 2.
+        max_particles: Most that it may come to, for which room is kept; None is `n_particles`.
         block_size: K, tokens drafted before each verification; None is 4 with a draft, else 0.
+            `"auto"` chooses it at each step, from what passes cost on this machine and from how
+            well the draft has agreed with the target so far (see `guided_smc.adaptive`).
         ess_threshold: Resample when ESS < threshold · N, in [0, 1].
         resampling: Scheme.
         draft_temperature: None is the temperature of the target divided by α, but at least 0.2: a
@@ -56,12 +71,25 @@ class Options(BaseModel):
     stop: tuple[str, ...] = ()
     seed: int | None = Field(None, ge=0, lt=2**63)
     n_particles: int = Field(8, gt=0)
-    block_size: int | None = Field(None, ge=0)
+    target_ess: float | None = Field(None, gt=0)
+    min_particles: int | None = Field(None, ge=2)
+    max_particles: int | None = Field(None, ge=2)
+    block_size: BlockSize | None = None
     ess_threshold: float = Field(0.5, ge=0, le=1)
     resampling: ResamplingScheme = "systematic"
     draft_temperature: float | None = Field(None, ge=0)
     select: Selection = "sample"
     max_restarts: int = Field(1, ge=0)
+
+    @field_validator("block_size", mode="before")
+    @classmethod
+    def _number_or_auto(cls, block_size: Any) -> Any:
+        # Checked here, for one message where a union would give one for each of its members.
+        if block_size is None or block_size == "auto":
+            return block_size
+        if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 0:
+            raise ValueError('must be a whole number from 0, or "auto"')
+        return block_size
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -76,6 +104,36 @@ class Options(BaseModel):
         if any(not s for s in stop):
             raise ValueError("a stop string must not be empty")
         return stop
+
+    @model_validator(mode="after")
+    def _particles_agree(self) -> Options:
+        if self.target_ess is None:
+            for name in ("min_particles", "max_particles"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(f"{name}: needs target_ess, got {value}")
+            return self
+        least, most = self.particle_range
+        if not least <= self.n_particles <= most:
+            raise ValueError(
+                f"n_particles: must be from min_particles={least} to max_particles={most} with "
+                f"target_ess, got {self.n_particles}"
+            )
+        if self.target_ess > most:
+            raise ValueError(
+                f"target_ess: must be at most max_particles={most}, got {self.target_ess:g}"
+            )
+        if self.ess_threshold == 0:
+            raise ValueError(
+                "target_ess: acts where particles are resampled, which ess_threshold=0 rules out"
+            )
+        return self
+
+    @property
+    def particle_range(self) -> tuple[int, int]:
+        """Fewest and most particles that there may be."""
+        if self.target_ess is None:
+            return self.n_particles, self.n_particles
+        return self.min_particles or 2, self.max_particles or self.n_particles
 
 
 def make_options(base: Options | None = None, **changes: Any) -> Options:
@@ -96,10 +154,12 @@ def make_options(base: Options | None = None, **changes: Any) -> Options:
         parts = []
         for e in error.errors():
             name = ".".join(map(str, e["loc"]))
+            message = e["msg"].removeprefix("Value error, ")
             if e["type"] == "extra_forbidden":
                 parts.append(f"unknown option {name!r} (there are: {known})")
+            elif not name:  # of several options together
+                parts.append(message)
             else:
-                message = e["msg"].removeprefix("Value error, ")
                 parts.append(f"{name}: {message}, got {e['input']!r}")
         raise OptionError("; ".join(parts)) from None
 

@@ -13,8 +13,15 @@ from typing import Any, Generic
 
 import numpy as np
 
+from guided_smc.adaptive import Agreement, best_block_size
+from guided_smc.costs import CostModel
 from guided_smc.errors import PotentialError
-from guided_smc.options import GREEDY_TEMPERATURE, LEAST_DRAFT_TEMPERATURE, Options
+from guided_smc.options import (
+    GREEDY_TEMPERATURE,
+    LEAST_DRAFT_TEMPERATURE,
+    BlockSize,
+    Options,
+)
 from guided_smc.potentials import (
     CompiledConstraint,
     Completion,
@@ -69,6 +76,7 @@ class Request(Generic[T]):
         parse: Text to typed value.
         value_key: Text to a key that is equal for equal values.
         warnings: To be handed on to the result.
+        costs: What passes cost, where the block size is `"auto"`.
     """
 
     index: int
@@ -80,10 +88,11 @@ class Request(Generic[T]):
     parse: Callable[[str], T]
     value_key: Callable[[str], Hashable]
     warnings: tuple[str, ...] = field(default=())
+    costs: CostModel | None = None
 
     @property
-    def block_size(self) -> int:
-        """K."""
+    def block_size(self) -> BlockSize:
+        """K, or `"auto"`."""
         assert self.options.block_size is not None
         return self.options.block_size
 
@@ -96,6 +105,11 @@ class Request(Generic[T]):
 
 class Population(Generic[T]):
     """N weighted particles.
+
+    Attributes:
+        n: N; with `target_ess` another one after each resampling.
+        capacity: The most that N can become.
+        agreement: How well the draft has agreed with the target so far, over restarts too.
 
     Attributes (N slots each):
         tokens: int64 `[N, ...]`, grown as needed; column 0 is the prompt's last token.
@@ -113,15 +127,18 @@ class Population(Generic[T]):
         self.vocabulary = vocabulary
         self.options = request.options
         self.n = request.options.n_particles
+        self.capacity = request.options.particle_range[1]
         self.rng = np.random.default_rng(request.seed)
         self.usage = Usage(prompt_tokens=len(request.prompt_ids))
         self.steps: list[Step] = []
         self.restarts = 0
+        self.agreement = Agreement()
         self._stops = tuple(s.encode() for s in request.options.stop)
 
     def begin(self) -> None:
         """N particles at the end of the prompt, with weight 1."""
-        n, n_psi = self.n, len(self.request.potentials)
+        self.n = n = self.options.n_particles
+        n_psi = len(self.request.potentials)
         self.tokens = np.zeros((n, _GROWTH), dtype=np.int64)
         self.tokens[:, 0] = self.request.prompt_ids[-1]
         self.length = np.zeros(n, dtype=np.int64)
@@ -168,7 +185,18 @@ class Population(Generic[T]):
         room = self.options.max_tokens - int(self.length[self.live[0]])
         if self.request.constraint is None:
             room -= 1
-        return min(self.request.block_size, room)
+        wanted = self.request.block_size
+        if wanted != "auto":
+            return min(wanted, room)
+        assert self.request.costs is not None
+        return best_block_size(
+            self.request.costs,
+            self.agreement.estimate,
+            rows=len(self.live),
+            ess_threshold=self.options.ess_threshold,
+            remaining=room + 1,
+            most=room,
+        )
 
     def ends(self, slot: int, token: int) -> bool:
         """Whether `token`, not yet appended, ends the text by completing a stop string."""
@@ -280,7 +308,7 @@ class Population(Generic[T]):
         log_weights = tuple(self.log_w.tolist())
         log_evidence = self.log_evidence + log_mean
         if resample:
-            ancestors = self._resample(weights)
+            ancestors = self._resample(weights, self._offspring(ess))
             self.log_evidence = log_evidence
             self.usage.resamplings += 1
         step = Step(
@@ -294,11 +322,24 @@ class Population(Generic[T]):
             ancestors=tuple(ancestors.tolist()),
         )
         self.steps.append(step)
+        if self.agreement.drafted.observed:
+            self.usage.draft_variance = self.agreement.drafted.variance
+            self.usage.bonus_variance = self.agreement.bonus.variance
         return step
 
-    def _resample(self, weights: np.ndarray) -> np.ndarray:
+    def _offspring(self, ess: float) -> int:
+        """How many particles to go on with: the number depends on the past alone, which keeps
+        the weights proper whatever it is.
+        """
+        if self.options.target_ess is None:
+            return self.n
+        least, most = self.options.particle_range
+        return int(np.clip(np.rint(self.n * self.options.target_ess / ess), least, most))
+
+    def _resample(self, weights: np.ndarray, n_offspring: int) -> np.ndarray:
         scheme = SCHEMES[self.options.resampling]
-        ancestors = keep_in_place(scheme(weights, self.rng.random(self.n)))
+        ancestors = keep_in_place(scheme(weights, self.rng.random(n_offspring)))
+        self.n = n_offspring
         for name in (
             *("tokens", "length", "log_p", "log_q", "log_psi"),
             *("status", "draft_holds", "_last_finite_log_w"),
@@ -417,7 +458,10 @@ class Population(Generic[T]):
         return ranked[:1] if self.options.select == "vote" else ranked
 
     def _lineage(self) -> np.ndarray:
-        """int64 `[steps, N]`: slot of each final particle's ancestor at each step of this run."""
+        """int64 `[steps, N]`: slot of each final particle's ancestor at each step of this run.
+
+        N is the final one; a step's slots are as many as it had particles.
+        """
         steps = self.steps[self._first_step :]
         lineage = np.empty((len(steps), self.n), dtype=np.int64)
         slots = np.arange(self.n)

@@ -3,8 +3,9 @@
 Every scheme has the signature `scheme(weights, uniforms) -> ancestors`:
 
 - `weights`: float64 `[N]`, non-negative, summing to 1;
-- `uniforms`: float64 `[N]` in [0, 1) (a scheme may need only some of them);
-- `ancestors`: int64 `[N]`, with `E[#{i : ancestors[i] = n}] = N · weights[n]`, which is what
+- `uniforms`: float64 `[N']` in [0, 1) (a scheme may need only some of them): their number is that
+  of the offspring, which may be another than that of the particles;
+- `ancestors`: int64 `[N']`, with `E[#{i : ancestors[i] = n}] = N' · weights[n]`, which is what
   keeps the estimates unbiased.
 
 Described in Douc, Cappé & Moulines, "Comparison of resampling schemes for particle filtering"
@@ -19,29 +20,29 @@ import numpy as np
 
 
 def systematic(weights: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """One uniform, N points a distance 1/N apart."""
-    n = len(weights)
+    """One uniform, N' points a distance 1/N' apart."""
+    n = len(uniforms)
     return _inverse_cdf(weights, (np.arange(n) + uniforms[0]) / n)
 
 
 def stratified(weights: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """One uniform point in each of N strata of length 1/N."""
-    n = len(weights)
+    """One uniform point in each of N' strata of length 1/N'."""
+    n = len(uniforms)
     return _inverse_cdf(weights, (np.arange(n) + uniforms) / n)
 
 
 def multinomial(weights: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """N independent draws."""
+    """N' independent draws."""
     return _inverse_cdf(weights, np.sort(uniforms))
 
 
 def residual(weights: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """⌊N · w⌋ copies for sure, the rest by independent draws from what is left."""
-    n = len(weights)
+    """⌊N' · w⌋ copies for sure, the rest by independent draws from what is left."""
+    n = len(uniforms)
     expected = n * weights
     # A weight such as 1/3 gives 0.9999... copies where 1 is meant.
     certain = np.floor(expected * (1 + 1e-12)).astype(np.int64)
-    copies = np.repeat(np.arange(n), certain)
+    copies = np.repeat(np.arange(len(weights)), certain)
     left = n - len(copies)
     if left == 0:
         return copies
@@ -66,14 +67,17 @@ def _inverse_cdf(weights: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def keep_in_place(ancestors: np.ndarray) -> np.ndarray:
-    """The same ancestors, permuted so that every survivor keeps its own slot.
+    """The same ancestors `[N']`, permuted so that every survivor keeps its own slot if it is left.
 
     Slots are exchangeable, so the law is the same; only the copies then have to move.
     """
     n = len(ancestors)
-    counts = np.bincount(ancestors, minlength=n)
-    placed = np.where(counts > 0, np.arange(n), -1)
-    placed[placed < 0] = np.repeat(np.arange(n), np.maximum(counts - 1, 0))
+    copies = np.bincount(ancestors, minlength=n)
+    own = np.flatnonzero(copies[:n])
+    placed = np.full(n, -1)
+    placed[own] = own
+    copies[own] -= 1
+    placed[placed < 0] = np.repeat(np.arange(len(copies)), copies)
     return placed
 
 

@@ -56,7 +56,8 @@ class Step:
         log_evidence: Running estimate after this step.
         log_weights: `[N]`, before resampling.
         resampled: Whether the population was resampled.
-        ancestors: `[N]`: slot that each particle continues (the identity if not resampled).
+        ancestors: `[N']`: slot that each particle continues (the identity if not resampled). N' is
+            N, unless `target_ess` chose another number.
     """
 
     index: int
@@ -83,6 +84,11 @@ class Usage:
     """How the target keeps what it has read: `"particle"` (prompts once, tails in pages),
     `"general"` (the library's own cache for each prompt, for recurrent and other architectures
     that the first cannot serve), or `"none"`."""
+    draft_variance: float | None = None
+    """σ²: what a drafted token adds to the variance of the log-weights, as estimated in the end. K
+    of them in a row leave an ESS of about `N · exp(−K σ²)`. None where nothing was drafted."""
+    bonus_variance: float | None = None
+    """The same of a bonus token, drawn from the target: 0 without a constraint."""
     seconds: dict[str, float] = field(default_factory=dict)
     """By phase: prefill, draft, mask, verify, potentials, resample."""
 
@@ -200,7 +206,7 @@ class StepEvent:
     Attributes:
         index: Position of the prompt in the request.
         step: The record that also enters the result.
-        texts: `[N]` texts so far, after resampling.
+        texts: `[N']` texts so far, after resampling.
     """
 
     index: int

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 
+from guided_smc.costs import CostModel
 from guided_smc.models.table import TableModel, TableSession
-from guided_smc.options import make_options
+from guided_smc.options import BlockSize, make_options
 from guided_smc.population import Request
 from guided_smc.potentials import Constraint, Potential
 from guided_smc.results import ErrorEvent, Result, ResultEvent
@@ -175,7 +176,8 @@ def request(
     constraint: Constraint | None = None,
     potentials: Iterable[Potential] = (),
     seed: int = 0,
-    block_size: int = 0,
+    block_size: BlockSize = 0,
+    costs: CostModel | None = None,
     **options,
 ) -> Request:
     """A request as the API would make it, but with nothing filled in behind one's back."""
@@ -188,6 +190,7 @@ def request(
         constraint=constraint.compile(model.vocabulary) if constraint else None,
         parse=lambda text: text,
         value_key=lambda text: text,
+        costs=costs,
     )
 
 

@@ -103,7 +103,9 @@ def write_jsonl(path: Path, records: Sequence[dict[str, Any] | str]) -> None:
 # -- no model is needed --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["--help", "generate --help", "models --help", "--version"])
+@pytest.mark.parametrize(
+    "command", ["--help", "generate --help", "models --help", "tune --help", "--version"]
+)
 def test_help_and_version_import_nothing_heavy(command):
     script = (
         "import sys\n"
@@ -150,6 +152,10 @@ def test_the_help_states_the_exit_codes_and_every_sampling_option():
         ("generate p.txt --reward-on end", "--beta and --reward-on need --reward"),
         ("generate p.txt --block-size 2", "--block-size needs --draft"),
         ("generate p.txt --draft-temperature 1", "--draft-temperature needs --draft"),
+        ("generate p.txt --block-size some", "'some' is neither a number nor auto"),
+        ("generate p.txt --draft int8 --block-size -1", "--block-size: must be a whole number"),
+        ("generate p.txt --max-particles 9", "--max-particles: needs target_ess, got 9"),
+        ("generate p.txt --target-ess 9", "--target-ess: must be at most --max-particles=8"),
         ("generate p.txt --stop . --schema colour.json", "--stop does not go with --schema"),
         ("generate p.txt --device cpu --device-map auto", "exclude each other"),
         ("generate p.txt --device-map {x", "--device-map is not valid JSON"),

@@ -627,3 +627,80 @@ def test_what_runs_does_not_wait_for_requests_that_have_not_come():
         if isinstance(event, ResultEvent):
             finished.append(event.index)
     assert finished == [0, 1]
+
+
+# -- a number of particles that adapts -------------------------------------------------------------
+
+
+def test_ancestors_are_traced_through_steps_of_different_numbers_of_particles():
+    score = Score(lambda t: 2.0 * t.count("b"), prefixes=True)
+    grown = {"ess_threshold": 1, "target_ess": 3, "max_particles": 12}
+    r = request(TARGET, (0,), n_particles=6, max_tokens=6, potentials=[score], seed=5, **grown)
+    histories = []
+    for event in run(TARGET, [r]):
+        if isinstance(event, StepEvent):
+            histories.append(event.texts)
+            assert len(event.texts) == len(event.step.ancestors)
+        else:
+            result = event.result
+    numbers = [6, *(len(s.ancestors) for s in result.steps)]
+    assert min(np.diff(numbers)) < 0 < max(np.diff(numbers))
+    assert [len(s.log_weights) for s in result.steps] == numbers[:-1]
+    assert len(result.particles) == numbers[-1]
+    for slot, particle in enumerate(result.particles):
+        assert len(particle.ancestors) == len(result.steps)
+        line = [*particle.ancestors[1:], slot]
+        for texts, at in zip(histories, line, strict=True):
+            assert particle.text.startswith(texts[at])
+
+
+def test_rows_are_kept_for_as_many_particles_as_a_request_may_come_to():
+    adaptive = {"n_particles": 2, "target_ess": 3, "max_particles": 6, "ess_threshold": 1}
+    requests = [
+        request(TARGET, (0,), index=i, seed=i, max_tokens=6, draft_temperature=3, **adaptive)
+        for i in range(4)
+    ]
+    engine = Engine(TARGET, max_rows=12)
+    for r in requests:
+        engine.add(r)
+    assert engine.free_rows < 0
+    most, events = 0, []
+    while engine.busy:
+        events += engine.step()
+        most = max(most, len(engine._target_session.rows))
+        assert len(engine._running) <= 2
+    assert most <= 12
+    alone = [results(run(TARGET, [r]))[0].particles for r in requests]
+    assert [r.particles for r in results(events)] == alone
+
+
+def test_a_restart_begins_with_the_number_asked_for():
+    never = Score(lambda t: -math.inf if len(t) > 2 else t.count("b"), prefixes=True)
+    letters = Vocabulary([b"a", b"b", b""], eos_ids=[2])
+    endless = TableModel.random(letters, seed=1, eos_probability=1e-9)
+    adaptive = {"n_particles": 4, "target_ess": 2, "ess_threshold": 1}
+    r = request(endless, (0,), potentials=[never], max_tokens=5, seed=3, **adaptive)
+    r.options = make_options(r.options, max_restarts=2)
+    (result,) = results(run(endless, [r]))
+    assert result.restarts == 2
+    assert [len(s.log_weights) for s in result.steps if not s.index % 3] == [4, 4, 4]
+    assert min(len(s.log_weights) for s in result.steps) < 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_particles": 4}, "max_particles: needs target_ess"),
+        ({"min_particles": 4}, "min_particles: needs target_ess"),
+        ({"target_ess": 9}, "target_ess: must be at most max_particles=8, got 9"),
+        ({"target_ess": 2, "n_particles": 1}, "n_particles: must be from min_particles=2"),
+        ({"target_ess": 2, "max_particles": 6}, "to max_particles=6 .*got 8"),
+        ({"target_ess": 2, "min_particles": 1}, "min_particles: .*got 1"),
+        ({"target_ess": 0}, "target_ess: .*got 0"),
+        ({"target_ess": 2, "ess_threshold": 0}, "target_ess: acts where .*ess_threshold=0"),
+    ],
+    ids=str,
+)
+def test_options_that_contradict_each_other_are_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        make_options(None, **options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from support import (
 )
 
 from guided_smc import engine as engine_module
+from guided_smc.costs import CostModel
 from guided_smc.engine import Engine, run
 from guided_smc.models.table import TableModel
 from guided_smc.population import Population
@@ -122,6 +124,102 @@ def test_the_posterior_is_the_same_whatever_the_scheme_and_threshold(scheme, thr
         n_particles=5,
     )
     assert_unbiased(found, exact(TARGET, PROMPT, max_tokens=4, member=member, score=score))
+
+
+STEEP = CostModel(target=((1, 1.0), (8, 1.1), (16, 6.0)), draft=((1, 0.2),))
+"""Up to eight tokens in a pass cost next to nothing: four particles draft one token or none, and
+those that are left when others have ended draft more."""
+
+STEEP_FOR_ONE = CostModel(target=((1, 1.0), (2, 1.0), (8, 6.0)), draft=((1, 0.65),))
+STEEP_FOR_TWO = CostModel(target=((2, 1.0), (4, 1.0), (8, 6.0)), draft=((1, 0.75),))
+
+
+def assert_block_sizes_vary(found) -> None:
+    """Between runs that had the same number of particles and as many tokens behind them."""
+    chosen = defaultdict(set)
+    for result in found:
+        length = 0
+        for s in result.steps:
+            chosen[length, s.live].add(s.block_size)
+            length += s.block_size + 1
+    assert any(len(sizes) > 1 for sizes in chosen.values()), dict(chosen)
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+@pytest.mark.parametrize("rewarded", [False, True])
+@pytest.mark.parametrize("options", [{}, {"power": 2.0}, {"top_k": 3}], ids=str)
+def test_a_block_size_that_adapts_leaves_every_estimate_unbiased(constrained, rewarded, options):
+    found = runs(
+        1000,
+        constraint=LANGUAGE if constrained else None,
+        potentials=[Score(score, prefixes=True)] if rewarded else [],
+        block_size="auto",
+        costs=STEEP,
+        n_particles=4,
+        **options,
+    )
+    assert_block_sizes_vary(found)
+    expected = exact(
+        TARGET,
+        PROMPT,
+        max_tokens=4,
+        member=member if constrained else None,
+        score=score if rewarded else None,
+        **options,
+    )
+    assert_unbiased(found, expected)
+
+
+@pytest.mark.parametrize("n_particles", [1, 3])
+def test_block_and_population_may_adapt_together_and_a_single_particle_may_choose(n_particles):
+    """With a longer text, since one particle has only its own past to learn from."""
+    language = Language(lambda t: "a" not in t and t.count("b") == 1 and "dd" not in t, 6)
+    adaptive = {} if n_particles == 1 else {"target_ess": 2.0, "max_particles": 5}
+    found = runs(
+        1000,
+        constraint=language,
+        block_size="auto",
+        costs=STEEP if n_particles > 1 else STEEP_FOR_ONE,
+        n_particles=n_particles,
+        ess_threshold=0.9,
+        max_tokens=6,
+        **adaptive,
+    )
+    assert_block_sizes_vary(found)
+    assert changes_of_number(found) == ({0} if n_particles == 1 else {-1, 0, 1})
+    assert_unbiased(found, exact(TARGET, PROMPT, max_tokens=6, member=language.member))
+
+
+def changes_of_number(found) -> set[int]:
+    """The signs of what the number of particles did at each step: it fell, stayed or rose."""
+    return {int(np.sign(len(s.ancestors) - len(s.log_weights))) for r in found for s in r.steps}
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+@pytest.mark.parametrize("block_size", [0, 2])
+@pytest.mark.parametrize("constrained", [False, True])
+def test_a_number_of_particles_that_adapts_leaves_every_estimate_unbiased(
+    scheme, block_size, constrained
+):
+    def steep(text: str) -> float:
+        return 2.5 * score(text)
+
+    found = runs(
+        800,
+        constraint=LANGUAGE if constrained else None,
+        potentials=[Score(steep, prefixes=True)],
+        block_size=block_size,
+        resampling=scheme,
+        ess_threshold=0.95,
+        n_particles=4,
+        target_ess=3.0,
+        max_particles=7,
+    )
+    assert changes_of_number(found) == {-1, 0, 1}
+    expected = exact(
+        TARGET, PROMPT, max_tokens=4, member=member if constrained else None, score=steep
+    )
+    assert_unbiased(found, expected)
 
 
 @pytest.mark.parametrize("block_size", [0, 1, 3])
@@ -345,13 +443,22 @@ class Choices:
 
 
 @pytest.mark.parametrize("scheme", ["systematic", "multinomial"])
-@pytest.mark.parametrize("block_size", [0, 1])
-def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, block_size):
+@pytest.mark.parametrize(
+    "adaptive",
+    [
+        {"block_size": 0},
+        {"block_size": 1},
+        {"block_size": 0, "target_ess": 1.8, "max_particles": 3, "ess_threshold": 1.0},
+        {"block_size": "auto", "costs": STEEP_FOR_TWO},
+    ],
+    ids=str,
+)
+def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, adaptive):
     vocabulary = Vocabulary([b"a", b"b", b""], eos_ids=[2])
     target = TableModel.random(vocabulary, seed=3)
     draft = TableModel.random(vocabulary, seed=4)
     language = Language(lambda t: not t.endswith("a") and t != "bb", 3)
-    potentials = [Score(lambda t: 0.5 * t.count("a"), prefixes=True)]
+    potentials = [Score(lambda t: 1.2 * t.count("a"), prefixes=True)]
     choices = Choices()
 
     def draw(weights, uniforms):
@@ -366,7 +473,7 @@ def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, b
     def resample(weights, uniforms):
         # The ancestors are a step function of each uniform: choose a piece of it.
         cdf = np.cumsum(weights)[:-1]
-        n = len(weights)
+        n = len(uniforms)
         points = np.zeros(n)
         pieces = n if scheme == "multinomial" else 1
         for i in range(pieces):
@@ -380,25 +487,29 @@ def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, b
     monkeypatch.setattr("guided_smc.population.SCHEMES", {scheme: resample})
     mean = dict.fromkeys(exact(target, (0,), max_tokens=3, member=language.member), 0.0)
     total = 0.0
+    found = []
     for path in choices:
         r = request(
             target,
             (0,),
             constraint=language,
             potentials=potentials,
-            block_size=block_size,
             n_particles=2,
             max_tokens=3,
             resampling=scheme,
-            ess_threshold=0.9,
+            **{"ess_threshold": 0.9, **adaptive},
         )
-        (result,) = results(run(target, [r], draft=draft if block_size else None))
+        (result,) = results(run(target, [r], draft=draft if adaptive["block_size"] else None))
+        found.append(result)
         total += path.probability
         for text, mass in unnormalised(result).items():
             mean[text] += path.probability * mass
     assert total == pytest.approx(1.0, abs=1e-9)
+    assert changes_of_number(found) == ({-1, 0, 1} if "target_ess" in adaptive else {0})
+    if adaptive["block_size"] == "auto":
+        assert_block_sizes_vary(found)
     expected = exact(
-        target, (0,), max_tokens=3, member=language.member, score=lambda t: 0.5 * t.count("a")
+        target, (0,), max_tokens=3, member=language.member, score=lambda t: 1.2 * t.count("a")
     )
     for text, mass in expected.items():
         assert mean[text] == pytest.approx(mass, rel=1e-5)

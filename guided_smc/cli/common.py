@@ -38,6 +38,27 @@ def debug_option(command: Command) -> Command:
     )(command)
 
 
+def model_options(command: Command) -> Command:
+    """Add how a model is loaded to a command."""
+    for option in reversed(
+        (
+            click.option("--dtype", help="float32, bfloat16, float16 or auto."),
+            click.option("--device", help="cpu, cuda, cuda:1, ..."),
+            click.option(
+                "--device-map", help="Passed on to transformers: auto, ... or a JSON object."
+            ),
+            click.option(
+                "--trust-remote-code", is_flag=True, help="Run code that comes with the model."
+            ),
+            click.option(
+                "--allow-pickle", is_flag=True, help="Load pickled weights if there are no others."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 def say_error(message: str) -> None:
     """An error in one line, whatever line breaks its message has."""
     click.echo(f"Error: {' '.join(message.split())}", err=True)

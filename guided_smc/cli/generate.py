@@ -10,23 +10,53 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
-from pydantic import BaseModel
 
-from guided_smc.cli.common import SETTINGS, State, debug_option
+from guided_smc.cli.common import SETTINGS, State, debug_option, model_options
 from guided_smc.cli.interrupts import Interrupts
 from guided_smc.cli.reading import Format, PromptLine, PromptSource
+from guided_smc.cli.referents import (
+    load_arguments,
+    load_reward,
+    load_schema,
+    make_constraint,
+    schema_data,
+)
 from guided_smc.cli.writing import Done, open_output
-from guided_smc.errors import ConstraintError, OptionError
-from guided_smc.options import Options, ResamplingScheme, Selection, check_beta, make_options
+from guided_smc.errors import OptionError
+from guided_smc.options import (
+    BlockSize,
+    Options,
+    ResamplingScheme,
+    Selection,
+    check_beta,
+    make_options,
+)
 
 if TYPE_CHECKING:
     from guided_smc.api import LM
-    from guided_smc.potentials import Constraint, Potential
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _BlockSize(click.ParamType):
+    """A number of tokens, or `auto`."""
+
+    name = "integer|auto"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, context: click.Context | None
+    ) -> BlockSize:
+        """The value as `Options` wants it."""
+        if value == "auto":
+            return "auto"
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor auto", param, context)
+
 
 _SAMPLING: dict[str, tuple[Any, str]] = {
     "max_tokens": (int, "Most tokens of an output."),
@@ -38,7 +68,13 @@ _SAMPLING: dict[str, tuple[Any, str]] = {
     "stop": (str, "End an output before this string. Repeatable; not with --schema."),
     "seed": (int, "Of the run; each prompt derives its own. Random if not given."),
     "n_particles": (int, "Particles per prompt."),
-    "block_size": (int, "Tokens drafted per step.  [default: 4 with --draft, else 0]"),
+    "target_ess": (float, "Resample to as many particles as make about so many count."),
+    "min_particles": (int, "Fewest with --target-ess.  [default: 2]"),
+    "max_particles": (int, "Most with --target-ess.  [default: --n-particles]"),
+    "block_size": (
+        _BlockSize(),
+        "Tokens drafted per step; auto chooses.  [default: 4 with --draft, else 0]",
+    ),
     "ess_threshold": (float, "Resample when ESS < threshold · particles, in [0, 1]."),
     "resampling": (click.Choice(get_args(ResamplingScheme)), "Resampling scheme."),
     "draft_temperature": (float, "Of the draft.  [default: that of the model / α, from 0.2]"),
@@ -105,11 +141,7 @@ def _sampling_options(command: Command) -> Command:
     show_default=True,
     help="Most particles, of all prompts together, in one batch.",
 )
-@click.option("--dtype", help="float32, bfloat16, float16 or auto.")
-@click.option("--device", help="cpu, cuda, cuda:1, ...")
-@click.option("--device-map", help="Passed on to transformers: auto, ... or a JSON object.")
-@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
-@click.option("--allow-pickle", is_flag=True, help="Load pickled weights if there are no others.")
+@model_options
 @click.option("--quiet", is_flag=True, help="No progress, notices or summary.")
 @debug_option
 @click.pass_obj
@@ -210,29 +242,24 @@ def _check(**given: Any) -> Job:
         raise click.UsageError("--stop does not go with --schema: the schema says where to end")
     if given["reward"] is None and not (given["beta"] is given["reward_on"] is None):
         raise click.UsageError("--beta and --reward-on need --reward")
-    if given["draft"] is None and base.block_size:
+    if given["draft"] is None and base.block_size not in (None, 0, "auto"):
         raise click.UsageError("--block-size needs --draft")
     if given["draft"] is None and base.draft_temperature is not None:
         raise click.UsageError("--draft-temperature needs --draft")
-    if given["device"] and given["device_map"]:
-        raise click.UsageError("--device and --device-map exclude each other")
-    device_map = _device_map(given["device_map"])
+    load = load_arguments(given)
     source = PromptSource(given["prompts"], given["fmt"])
     _refuse_same_file(source, given["output"])
 
-    reward = _reward(given["reward"], beta, given["reward_on"] or "end")
-    schema = _load_schema(given["schema"])
+    reward = load_reward(given["reward"], beta, given["reward_on"] or "end")
+    schema = load_schema(given["schema"])
     settings = {
         "options": base.model_dump(mode="json"),
-        "schema": _schema_data(schema),
+        "schema": schema_data(schema),
         "beta": beta,
         **{name: given[name] for name in ("model", "draft", "reward", "reward_on", "chat")},
     }
-    constraint = _constraint(schema, given["schema"])
+    constraint = make_constraint(schema, given["schema"])
     request = {"chat": given["chat"], "output_type": constraint, "potential": reward}
-    load = {name: given[name] for name in ("draft", "dtype", "device")}
-    load |= {name: given[name] for name in ("trust_remote_code", "allow_pickle")}
-    load["device_map"] = device_map
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     return Job(source, base, digest, request, load, given)
 
@@ -290,7 +317,10 @@ def _load_model(job: Job) -> LM:
         if not job.given["quiet"]:
             click.echo(message, err=True)
 
-    return guided_smc.load(job.given["model"], notify=notify, **job.load)
+    lm = guided_smc.load(job.given["model"], notify=notify, **job.load)
+    if job.base.block_size == "auto" and lm.draft is not None:
+        _ = lm.costs  # measured now if need be, and not behind a progress bar
+    return lm
 
 
 # -- resuming ------------------------------------------------------------------------------------
@@ -338,22 +368,13 @@ def _skip_kept(job: Job, output: str, kept: dict[int, Done]) -> Iterator[PromptL
             _check_line(job, output, kept, line.index, line.digest)
 
 
-# -- what the options refer to -------------------------------------------------------------------
+# -- what the options say --------------------------------------------------------------------------
 
 
 def _with_flags(message: str) -> str:
     """The message with options named as they are typed."""
     names = "|".join(_SAMPLING)
-    return re.sub(rf"\b(({names})(?=: )|^beta)", lambda found: _flag(found[0]), message)
-
-
-def _device_map(text: str | None) -> Any:
-    if text is None or not text.lstrip().startswith("{"):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise click.UsageError(f"--device-map is not valid JSON: {error}") from None
+    return re.sub(rf"\b(({names})(?=: |=)|^beta)", lambda found: _flag(found[0]), message)
 
 
 def _refuse_same_file(source: PromptSource, output: str) -> None:
@@ -362,60 +383,3 @@ def _refuse_same_file(source: PromptSource, output: str) -> None:
         return
     if target.samefile(source.path):
         raise click.UsageError(f"{output} is the prompt file; write the records elsewhere")
-
-
-def _reward(reference: str | None, beta: float, on: Literal["end", "prefix"]) -> Potential | None:
-    if reference is None:
-        return None
-    from guided_smc.references import load_object
-
-    function = load_object(reference)
-    if not callable(function):
-        raise click.UsageError(f"--reward {reference} is not a function")
-    from guided_smc.rewards import reward
-
-    return reward(function, beta=beta, on=on)
-
-
-def _load_schema(reference: str | None) -> Any:
-    """A JSON Schema or a pydantic model; None without one."""
-    if reference is None:
-        return None
-    path = Path(reference)
-    if path.suffix != ".json" and not path.exists() and ":" in reference:
-        from guided_smc.references import load_object
-
-        found = load_object(reference)
-        if isinstance(found, dict) or _is_model(found):
-            return found
-        raise click.UsageError(f"--schema {reference} is not a pydantic model")
-    try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise click.UsageError(f"schema file not found: {reference}") from None
-    except OSError as error:
-        raise click.UsageError(f"cannot read schema {reference}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"schema {reference} is not valid JSON: {error}") from None
-
-
-def _is_model(schema: Any) -> TypeGuard[type[BaseModel]]:
-    return isinstance(schema, type) and issubclass(schema, BaseModel)
-
-
-def _schema_data(schema: Any) -> Any:
-    return schema.model_json_schema() if _is_model(schema) else schema
-
-
-def _constraint(schema: Any, reference: str | None) -> Constraint | None:
-    if schema is None:
-        return None
-    from guided_smc.grammars import json_schema
-
-    try:
-        return json_schema(schema)
-    except ConstraintError as error:
-        message = str(error)
-        if error.path and error.path not in message:
-            message += f" (at {error.path})"
-        raise click.UsageError(f"schema {reference}: {message}") from None

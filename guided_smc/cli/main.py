@@ -11,6 +11,7 @@ from guided_smc import __version__
 from guided_smc.cli.common import SETTINGS, State, say_error, show_traceback
 from guided_smc.cli.generate import generate
 from guided_smc.cli.models import models
+from guided_smc.cli.tune import tune
 from guided_smc.errors import GuidedSMCError
 
 
@@ -25,6 +26,7 @@ def cli(context: click.Context) -> None:
       guided-smc generate prompts.txt
       guided-smc generate prompts.jsonl --schema person.json -o out.jsonl
       guided-smc models
+      guided-smc tune smollm2-135m --draft int8
     """  # noqa: D301 (click's mark is the character, not its escape)
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -32,6 +34,7 @@ def cli(context: click.Context) -> None:
 
 cli.add_command(generate)
 cli.add_command(models)
+cli.add_command(tune)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
