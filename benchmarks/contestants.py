@@ -31,7 +31,7 @@ from guided_smc.models.transformers import TransformersModel
 
 MODEL = "smollm2-135m"
 N_PARTICLES = (1, 4, 8)
-BLOCKS: dict[str, tuple[Any, ...]] = {"int8": (4, 8, 12), "ngram": (4,)}
+BLOCKS: dict[str, tuple[Any, ...]] = {"int8": (4, 8, 12, "auto"), "ngram": (4,)}
 """Block sizes of ours, by draft."""
 ASSISTED_BLOCKS = (4, 8)
 OWN, DENSE = "own K=0", "dense K=0"

@@ -27,7 +27,7 @@ import guided_smc
 from guided_smc import Result
 
 PARTICLES = (4, 8)
-BLOCKS: tuple[Any, ...] = (0, 1, 2, 4, 8, 12)
+BLOCKS: tuple[Any, ...] = (0, 1, 2, 4, 8, 12, "auto")
 DRAFT = "int8"
 
 ANIMALS = {"enum": ["cat", "dog", "catfish", "dogfish"]}

@@ -113,7 +113,7 @@ def main(
 
 def is_quick(row: Row) -> bool:
     """Whether a row is among the few that show that all kinds run."""
-    return not re.search(r"N=8|K=8|K=12|N=4 (ngram|dense)", row.name)
+    return not re.search(r"N=8|K=8|K=12|K=auto|N=4 (ngram|dense)", row.name)
 
 
 def why_no_genlm(models: Models, wanted: bool, chosen: Sequence[Row]) -> str | None:

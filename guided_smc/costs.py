@@ -120,6 +120,11 @@ def measure(target: LanguageModel, draft: LanguageModel | None = None) -> CostMo
     The fastest of a few rounds counts, and a pass never costs more than one over more that was
     faster: whatever else the machine does only adds.
     """
+    from guided_smc.models.base import WarmingModel
+
+    for model in (target, draft):
+        if isinstance(model, WarmingModel):
+            model.warm_up()
     shapes = _SHAPES_WITHOUT_DRAFT if draft is None else _SHAPES
     target_s: dict[int, float] = {}
     draft_s: dict[int, float] = {}

@@ -36,6 +36,8 @@ class Slow:
 
 
 class SlowSession:
+    kv_cache = "none"
+
     def __init__(self, model: Slow) -> None:
         self.model = model
         self.inner = TABLE.start_session()

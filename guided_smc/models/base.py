@@ -61,6 +61,14 @@ class LanguageModel(Protocol):
         """A session with no rows."""
 
 
+@runtime_checkable
+class WarmingModel(Protocol):
+    """A model that becomes faster once it has run for a while."""
+
+    def warm_up(self) -> None:
+        """Become so now."""
+
+
 class FollowingSession(Protocol):
     """A draft's session that stands on the target's: what the target holds, it holds."""
 

@@ -50,6 +50,10 @@ class Int8Twin:
         replace_linears(module, Int8)
         self.model = target.with_module(module, name=self.name)
 
+    def warm_up(self) -> None:
+        """Do now what is otherwise done once the twin has run for a while."""
+        self.model.warm_up()
+
     def start_session(self) -> Any:
         """Not without the target's.
 

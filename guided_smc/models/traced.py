@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from guided_smc.models.checks import quiet
 from guided_smc.models.particles import blank
 
 AFTER = 32
@@ -42,6 +43,7 @@ class TracedPass:
         self._forward = forward
         self._n_layers = n_layers
         self._passes = 0
+        self._tried = False
         self._graph: Any = None
 
     def __call__(
@@ -54,8 +56,8 @@ class TracedPass:
         """Logits `[R, kept, V]`."""
         if tokens.numel() <= SMALL:
             self._passes += 1
-            if self._passes == AFTER:
-                self._graph = self._trace(tokens.device)
+            if self._passes >= AFTER:
+                self.prepare(tokens.device)
             if self._graph is not None:
                 with torch.jit.optimized_execution(False):
                     logits: torch.Tensor = self._graph(
@@ -64,10 +66,22 @@ class TracedPass:
                 return logits
         return self._forward(tokens, positions, keep, cache=cache)
 
+    def prepare(self, device: torch.device) -> None:
+        """Trace now, unless that was tried before."""
+        if not self._tried:
+            self._tried = True
+            self._graph = self._trace(device)
+
     def _trace(self, device: torch.device) -> Any:
         """The graph, or None if this module has none that can be trusted."""
         inputs = [_example(rows, width, device) for rows, width in ((2, 2), (3, 1), (1, 5))]
-        with blank(self._n_layers) as cache, torch.no_grad(), warnings.catch_warnings():
+        with (
+            blank(self._n_layers) as cache,
+            torch.no_grad(),
+            # Tracing looks at attributes that transformers comments on.
+            quiet(),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             # A warning says that the path depends on the input; but torch's own code is sure.
             warnings.simplefilter("error", torch.jit.TracerWarning)

@@ -78,6 +78,12 @@ class TransformersModel:
         dtype: torch.dtype = self.model.dtype
         return dtype
 
+    def warm_up(self) -> None:
+        """Do now what is otherwise done once the model has run for a while."""
+        if self._traced is not None:
+            with torch.inference_mode():
+                self._traced.prepare(self.device)
+
     def start_session(self) -> Session:
         """A session with no rows."""
         return ParticleSession(self) if self.uses_particle_cache else GroupSession(self)
