@@ -27,9 +27,9 @@ LANGUAGE = Language(member, 4)
 COSTS = CostModel(target=((1, 1.0), (8, 1.1), (16, 6.0)), draft=((1, 0.2),))
 
 
-def tiny(seed: int) -> TransformersModel:
-    """A Llama whose distributions are far from flat."""
-    torch.manual_seed(seed)
+def tiny(noise: float = 0.0) -> TransformersModel:
+    """A Llama whose distributions are far from flat, with some noise in its weights."""
+    torch.manual_seed(1)
     config = transformers.LlamaConfig(
         vocab_size=len(VOCABULARY),
         hidden_size=16,
@@ -43,12 +43,15 @@ def tiny(seed: int) -> TransformersModel:
         eos_token_id=4,
     )
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    return TransformersModel(model, VOCABULARY, name=f"tiny {seed}")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += noise * torch.randn_like(weight)
+    return TransformersModel(model, VOCABULARY, name=f"tiny, noise {noise}")
 
 
 @functools.cache
 def target() -> TransformersModel:
-    return tiny(1)
+    return tiny()
 
 
 @functools.cache
@@ -66,7 +69,7 @@ def draft(kind: str):
         "none": lambda: None,
         "int8": lambda: Int8Twin(target()),
         "ngram": lambda: NGramModel(VOCABULARY),
-        "another": lambda: tiny(2),
+        "another": lambda: tiny(0.15),
     }
     return drafts[kind]()
 
@@ -112,7 +115,8 @@ def test_every_draft_is_unbiased_over_the_particle_cache(
         potentials=[Score(score, prefixes=True)],
         ess_threshold=1.0,
     )
-    assert any(s.resampled for r in found for s in r.steps)
+    # With K = 3 a text of at most four tokens is one step.
+    assert block_size == 3 or any(s.resampled for r in found for s in r.steps)
     assert (sum(r.usage.draft_passes for r in found) > 0) == (kind != "none")
     expected = exact(
         table(), PROMPT, max_tokens=4, member=member if constrained else None, score=score
@@ -123,7 +127,7 @@ def test_every_draft_is_unbiased_over_the_particle_cache(
 def test_graphs_of_both_models_are_unbiased(monkeypatch):
     monkeypatch.setattr(traced, "AFTER", 1)
     monkeypatch.setattr(traced, "SMALL", 10**6)
-    model = tiny(1)
+    model = tiny()
     engine = Engine(model, Int8Twin(model), max_rows=10**6)
     for i in range(300):
         r = request(table(), PROMPT, index=i, seed=i, max_tokens=4, n_particles=4, block_size=1)

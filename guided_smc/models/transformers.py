@@ -65,6 +65,9 @@ class TransformersModel:
                 self._traced = TracedPass(model, self._call, self.n_layers)
         if pack and can_pack(model):
             replace_linears(model, Packed)
+            for rest in model.parameters():
+                # What is left may be a view of a file that holds all of the weights.
+                rest.data = rest.data.clone()
 
     @property
     def device(self) -> torch.device:
