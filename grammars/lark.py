@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ _TOKENS = re.compile(
   | (?P<special>    <[^<>\s]+> )
   | (?P<reference>  @[a-zA-Z0-9_{}-]* )
   | (?P<statement>  %[a-z]+ )
-  | (?P<name>       [!?]*_*[a-zA-Z][a-zA-Z0-9_-]* )
+  | (?P<name>       _*[a-zA-Z][a-zA-Z0-9_-]* )
   | (?P<other>      . )
     """,
     re.VERBOSE,
@@ -80,6 +81,11 @@ class Lark(Grammar):
             raise ConstraintError(
                 f"the grammar has no rule {start!r} (found: {', '.join(sorted(read.rules))})"
             )
+        endless = _endless(read.rules)
+        if endless is not None:
+            raise ConstraintError(
+                f"no finite text satisfies the rule {endless!r}: every alternative needs it again"
+            )
         source = read.source
         if start != "start":
             if "start" in read.rules:
@@ -104,18 +110,19 @@ class _Grammar:
 
     Attributes:
         source: The grammar, with the schemas of its `%json` made ready for llguidance.
-        rules: Names of its rules and terminals.
+        rules: What is behind the colon of each rule and terminal, as kinds and texts of tokens.
         levels: How deep its parentheses and schemas are nested.
     """
 
     source: str
-    rules: set[str]
+    rules: dict[str, list[tuple[str, str]]]
     levels: int
 
 
 def _read(grammar: str, limits: Limits) -> _Grammar:
     """Find rules, refuse what speaks of tokens, and hold schemas to what `json_schema` keeps."""
-    rules: set[str] = set()
+    rules: dict[str, list[tuple[str, str]]] = {}
+    body: list[tuple[str, str]] = []
     source: list[str] = []
     position, line, opened, levels, schemas = 0, 1, 0, 0, 0
     line_start = True
@@ -123,7 +130,7 @@ def _read(grammar: str, limits: Limits) -> _Grammar:
     while position < len(grammar):
         found = _TOKENS.match(grammar, position)
         assert found is not None, "every character is some token"
-        kind, text, end = found.lastgroup, found.group(), found.end()
+        kind, text, end = str(found.lastgroup), found.group(), found.end()
         if kind == "special":
             raise _unsupported(line, f"the special token {text}", text)
         if kind == "reference":
@@ -138,11 +145,13 @@ def _read(grammar: str, limits: Limits) -> _Grammar:
                 _check_options(value, line)
                 text = grammar[position:end]
         elif kind == "name" and line_start and not opened:
-            head = text.lstrip("!?")
+            head, body = text, []
+        elif kind == "statement" and line_start and text != "%regex":
+            body = []  # of no rule
         elif kind == "name" and head and opened and text in _ABOUT_TOKENS:
             raise _unsupported(line, f"the attribute {text!r}", text)
         elif text == ":" and head and not opened:
-            rules.add(head)
+            body = rules.setdefault(head, [])
             head = None
         elif text in _OPENING:
             opened += 1
@@ -153,8 +162,10 @@ def _read(grammar: str, limits: Limits) -> _Grammar:
                 )
         elif text in _CLOSING:
             opened = max(opened - 1, 0)
-        if kind != "space":
+        if kind != "space" and not (line_start and text in ("!", "?")):
             line_start = kind == "newline"
+        if kind not in ("space", "newline"):
+            body.append((kind, text))
         line += grammar.count("\n", position, end)
         position = end
         source.append(text)
@@ -175,6 +186,49 @@ def _json_value(grammar: str, position: int, statement: str, line: int) -> tuple
         ) from None
     except RecursionError:
         raise ConstraintError(f"line {line}: the JSON is nested too deeply") from None
+
+
+def _endless(rules: dict[str, list[tuple[str, str]]]) -> str | None:
+    """A rule that no finite text satisfies, since every alternative needs it again."""
+    mentioned: dict[str, set[str]] = {name: set() for name in rules}
+    for name, body in rules.items():
+        for _, text in body:
+            mentioned.get(text, set()).add(name)
+    finite = dict.fromkeys(rules, False)
+    waiting = list(rules)
+    while waiting:
+        name = waiting.pop()
+        if not finite[name] and _ends(iter(rules[name]), finite):
+            finite[name] = True
+            waiting += mentioned[name]
+    return next((name for name, ends in finite.items() if not ends), None)
+
+
+def _ends(body: Iterator[tuple[str, str]], finite: dict[str, bool]) -> bool:
+    """Whether some alternative, up to the closing parenthesis, consists of what has a finite text.
+
+    What a rule says beside names and groups has one.
+    """
+    some = False
+    parts: list[bool] = []  # of the alternative
+    for kind, text in body:
+        if text == "|":
+            some, parts = some or all(parts), []
+        elif text in ("(", "["):
+            parts.append(_ends(body, finite) or text == "[")
+        elif text in (")", "]"):
+            break
+        elif text in ("*", "?") or (text in ("{", "~") and _next(body) in ("0", ",")):
+            parts[-1:] = [True]
+        elif text == ">":
+            _next(body)  # the alias behind an arrow
+        elif kind == "name":
+            parts.append(finite.get(text, True))
+    return some or all(parts)
+
+
+def _next(body: Iterator[tuple[str, str]]) -> str:
+    return next(body, ("", ""))[1]
 
 
 @dataclass

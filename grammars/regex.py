@@ -134,9 +134,10 @@ class _Translation:
 
     def sequence(self, items: list[Any], flags: int, first: bool, last: bool) -> str:
         """Parts one after the other; `first` and `last`: whether they touch the text's ends."""
-        empty = [_is_empty(item) for item in items]
+        full = [i for i, item in enumerate(items) if not _is_empty(item)]
+        begin, end = (full[0], full[-1]) if full else (len(items), 0)
         return "".join(
-            self._item(item, flags, first and all(empty[:i]), last and all(empty[i + 1 :]))
+            self._item(item, flags, first and i <= begin, last and i >= end)
             for i, item in enumerate(items)
         )
 

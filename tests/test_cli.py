@@ -542,3 +542,18 @@ def test_a_run_that_is_killed_then_interrupted_is_resumed_with_each_index_once(f
     again = call(f"{start} --resume --model smollm2-135m")
     assert again.returncode == 0
     assert path.read_bytes() == whole
+
+
+@real_model
+def test_a_pattern_or_a_grammar_holds_the_output(folder):
+    (folder / "colour.lark").write_text('start: "red" | "blue"\n')
+    given = "generate p.txt --max-tokens 8 --seed 1 -o"
+    for name, option in [("a", "--regex (?i)red|blue"), ("b", "--grammar colour.lark")]:
+        done = call(f"{given} {name}.jsonl {option}")
+        assert done.returncode == 0, done.stderr
+        (record,) = lines_of(folder / f"{name}.jsonl")
+        assert record["value"] == record["text"]
+        assert record["text"].lower() in ("red", "blue")
+    refused = call(f"{given} a.jsonl --resume --regex red")
+    assert refused.returncode == 2
+    assert b"was made with other settings" in refused.stderr

@@ -98,7 +98,7 @@ def test_attributes_name_nothing_elsewhere():
         ('start: "a"\nother: (', 2, ""),
         ('start: "a"\nstart: "b"', 2, "duplicate rule"),
         ("start: A\nA: /(?=a)b/", 2, "look-around"),
-        ("start: A\nA: A", None, "circular"),
+        ("start: A\nA: A", None, "no finite text"),
         ('start: "a"\nb: %json {"type": 3}', 2, "$.type"),
         ('start: "a"\nb: %json {"type": ', 2, "not JSON"),
         ('start: "a\n', 1, ""),
@@ -118,6 +118,36 @@ def test_what_is_no_grammar_is_an_error_with_its_line(grammar, line, reason):
 def test_what_is_no_text_of_a_grammar_is_refused(wrong):
     with pytest.raises(ConstraintError):
         lark(wrong)
+
+
+@pytest.mark.parametrize(
+    "grammar, endless",
+    [
+        ('start: "a" start', "start"),
+        ('start: "x" | a\na: b "y"\nb: ("z" | "w"?) (a | b+)', "b"),
+        ('start: a{2} | "x"\n!a: "b" [c] a -> start', "a"),
+    ],
+)
+def test_a_rule_that_no_finite_text_satisfies_is_refused(grammar, endless):
+    with pytest.raises(ConstraintError, match=f"the rule '[{endless}a]"):
+        lark(grammar)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "a" start | "b"',
+        'start: "a" start?',
+        'start: "b" a\n?a: a*b\nb: "c"? b?',
+        'start: "a" (start | "b")',
+        'start: "a" [start]',
+        'start: "a" start{0,2}',
+        'start: "a" start~0..2',
+        'start: a -> start\n | start "x"\na: "b"\n%ignore / /',
+    ],
+)
+def test_recursion_that_can_end_is_none(grammar):
+    assert lark(grammar)
 
 
 def test_limits_are_kept():
