@@ -23,6 +23,7 @@ from typing import Any, Literal, get_origin
 from weakref import WeakKeyDictionary
 
 import pydantic
+import pydantic.json_schema
 import torch
 
 from guided_smc.errors import ConstraintError, OutputValidationError, UnsupportedConstraintError
@@ -202,9 +203,24 @@ def type_adapter(value: Any) -> pydantic.TypeAdapter[Any]:
         raise ConstraintError(f"{type_name(value)} is no type of data: {error}") from error
 
 
+class _Schemas(pydantic.json_schema.GenerateJsonSchema):
+    """Pydantic's schemas, where keys that are integers are written as such."""
+
+    def dict_schema(self, schema: Any) -> dict[str, Any]:
+        """The schema of a `dict`."""
+        made = super().dict_schema(schema)
+        if schema.get("keys_schema", {}).get("type") == "int":
+            values = made.pop("additionalProperties", True)
+            made |= {"patternProperties": {_INTEGER: values}, "additionalProperties": False}
+        return made
+
+
+_INTEGER = "^(0|-?[1-9][0-9]*)$"
+
+
 def _schema_of(adapter: pydantic.TypeAdapter[Any], name: str) -> dict[str, Any]:
     try:
-        return adapter.json_schema()
+        return adapter.json_schema(schema_generator=_Schemas)
     except (pydantic.errors.PydanticUserError, AttributeError) as error:
         raise ConstraintError(f"{name} has no JSON Schema: {error}") from error
 

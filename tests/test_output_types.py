@@ -127,6 +127,7 @@ READ: dict[Any, tuple[list[tuple[str, Any]], list[str]]] = {
     tuple[int, str]: ([('[1, "a"]', (1, "a"))], ["[1]", '(1, "a")', '["a", 1]']),
     tuple[int, ...]: ([("[1, 2, 3]", (1, 2, 3))], ['["a"]']),
     dict[str, int]: ([('{"a": 1}', {"a": 1}), ("{}", {})], ['{"a": "b"}']),
+    dict[int, bool]: ([('{"7": true, "-1": false}', {7: True, -1: False})], ['{"a": true}']),
     dict: ([('{"a": [null]}', {"a": [None]})], ["[]"]),
     list: ([('[1, "a"]', [1, "a"])], ["{}"]),
     Square | Circle: (
