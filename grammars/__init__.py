@@ -1,6 +1,21 @@
 """Constraints: languages that a text must belong to."""
 
-from guided_smc.grammars.json_schema import JsonSchema, from_output_type, json_schema
+from guided_smc.grammars.choice import Choice, choice
+from guided_smc.grammars.json_schema import JsonSchema, json_schema
+from guided_smc.grammars.lark import Lark, lark
 from guided_smc.grammars.matching import Limits
+from guided_smc.grammars.output_types import from_output_type
+from guided_smc.grammars.regex import Regex, regex
 
-__all__ = ["JsonSchema", "Limits", "from_output_type", "json_schema"]
+__all__ = [
+    "Choice",
+    "JsonSchema",
+    "Lark",
+    "Limits",
+    "Regex",
+    "choice",
+    "from_output_type",
+    "json_schema",
+    "lark",
+    "regex",
+]

@@ -15,15 +15,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import typing
 from collections.abc import Hashable, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 from weakref import WeakKeyDictionary
 
 import pydantic
+import pydantic.json_schema
 import torch
-from typing_extensions import TypeIs
 
 from guided_smc.errors import ConstraintError, OutputValidationError, UnsupportedConstraintError
 from guided_smc.grammars.keywords import Schema, depth, shorten
@@ -50,7 +51,7 @@ _REFUSALS = (
 
 
 def json_schema(
-    schema: dict[str, Any] | bool | str | type[pydantic.BaseModel],
+    schema: Any,
     *,
     whitespace: Whitespace = "flexible",
     limits: Limits | None = None,
@@ -58,8 +59,9 @@ def json_schema(
     """A constraint to JSON that is valid against a schema.
 
     Args:
-        schema: A JSON Schema as data or as JSON text, or a pydantic model. The objects of a
-            pydantic model have no further properties unless it says `extra="allow"`.
+        schema: A JSON Schema as data or as JSON text, or a type that pydantic knows: a model, a
+            dataclass, `list[int]`... The objects of a type have no further properties unless it
+            says `extra="allow"`.
         whitespace: Between tokens. `"flexible"`: nothing, a space, or a newline with up to 40
             spaces or 10 tabs of indentation: what models like to write, and as probable under
             them as unlimited whitespace, without the endless blanks. `"compact"`: nothing or one
@@ -78,12 +80,12 @@ class JsonSchema(Constraint):
 
     Attributes:
         schema: The schema as plain data.
-        model: The pydantic model that values are parsed into, if one was given.
+        model: The type that values are parsed into, if one was given.
     """
 
     def __init__(
         self,
-        schema: dict[str, Any] | bool | str | type[pydantic.BaseModel],
+        schema: Any,
         *,
         whitespace: Whitespace = "flexible",
         limits: Limits | None = None,
@@ -93,9 +95,12 @@ class JsonSchema(Constraint):
                 f"whitespace must be one of {sorted(_WHITESPACE)}, got {whitespace!r}"
             )
         self.limits = limits or Limits()
-        self.model: type[pydantic.BaseModel] | None = schema if is_model(schema) else None
-        self.name = self.model.__name__ if self.model else "json_schema"
-        text = _source(schema, self.limits)
+        self.model: Any = schema if is_type(schema) else None
+        self.name = "json_schema" if self.model is None else type_name(self.model)
+        self._adapter = None if self.model is None else type_adapter(self.model)
+        text = _source(
+            _schema_of(self._adapter, self.name) if self._adapter else schema, self.limits
+        )
         self.schema: dict[str, Any] | bool = json.loads(text)
         try:
             checked = Schema(json.loads(text), closed=self.model is not None)
@@ -119,14 +124,14 @@ class JsonSchema(Constraint):
         return self._compiled[vocabulary]
 
     def parse(self, text: str) -> Any:
-        """The value: an instance of the pydantic model, or plain data.
+        """The value: an instance of the type, or plain data.
 
         Raises:
-            OutputValidationError: The model has validators that its schema does not show, or a
+            OutputValidationError: The type has validators that its schema does not show, or a
                 number is beyond what Python reads.
         """
         try:
-            return self.model.model_validate_json(text) if self.model else json.loads(text)
+            return self._adapter.validate_json(text) if self._adapter else json.loads(text)
         except (ValueError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
             raise OutputValidationError(
                 f"{self.name} refuses the output {shorten(text)!r}: {error}",
@@ -135,8 +140,8 @@ class JsonSchema(Constraint):
             ) from error
 
     def check(self) -> Potential | None:
-        """The model's own validators, which its schema does not show; none for plain schemas."""
-        return _Validated(self.model) if self.model else None
+        """The type's own validators, which its schema does not show; none for plain schemas."""
+        return _Validated(self._adapter, self.name) if self._adapter else None
 
     def value_key(self, text: str) -> Hashable:
         """Canonical JSON: equal for equal values, however they are spelt (1 is 1.0, not true)."""
@@ -150,58 +155,78 @@ class JsonSchema(Constraint):
 
 
 class _Validated(Potential):
-    """`1[the pydantic model accepts the text]`, asked of finished texts."""
+    """`1[pydantic accepts the text as the type]`, asked of finished texts."""
 
-    def __init__(self, model: type[pydantic.BaseModel]) -> None:
-        self.model = model
-        self.name = f"{model.__name__} validates"
+    def __init__(self, adapter: pydantic.TypeAdapter[Any], name: str) -> None:
+        self.adapter = adapter
+        self.name = f"{name} validates"
 
     def log_complete(self, completions: Sequence[Completion]) -> Sequence[float]:
-        """0, or −inf where the model's validators refuse."""
+        """0, or −inf where the type's validators refuse."""
         return [self._log_indicator(c.text) for c in completions]
 
     def _log_indicator(self, text: str) -> float:
         try:
-            self.model.model_validate_json(text)
+            self.adapter.validate_json(text)
         except ValueError:  # pydantic's ValidationError is one
             return -math.inf
         return 0.0
 
 
-def from_output_type(output_type: Any) -> Constraint | None:
-    """The constraint that an output type stands for.
-
-    Args:
-        output_type: None or `str` for free text; a pydantic model; a JSON Schema as a dict or as
-            JSON text; or a constraint, which is returned as it is.
-
-    Raises:
-        ConstraintError: Anything else, or a schema that `json_schema` refuses.
-    """
-    if output_type is None or output_type is str:
-        return None
-    if isinstance(output_type, Constraint):
-        return output_type
-    if isinstance(output_type, dict | str) or is_model(output_type):
-        return json_schema(output_type)
-    raise ConstraintError(
-        "an output type must be None or str (free text), a pydantic model class, a JSON Schema "
-        f"(dict or JSON text) or a Constraint, got {shorten(repr(output_type))}"
+def is_type(value: Any) -> bool:
+    """Whether a value is a type, as an annotation may be: a class, `list[int]`, `int | None`."""
+    return (
+        isinstance(value, type | typing.TypeVar)
+        or get_origin(value) is not None
+        or hasattr(value, "__supertype__")  # NewType
+        or hasattr(value, "__value__")  # a type alias
+        or value is Any
     )
 
 
-def is_model(value: Any) -> TypeIs[type[pydantic.BaseModel]]:
-    """Whether a value is a pydantic model class."""
-    return isinstance(value, type) and issubclass(value, pydantic.BaseModel)
+def type_name(value: Any) -> str:
+    """What messages call a type."""
+    if isinstance(value, type) and get_origin(value) is None:
+        return value.__name__
+    return shorten(str(value).replace("typing.", ""), 60)
+
+
+def type_adapter(value: Any) -> pydantic.TypeAdapter[Any]:
+    """Pydantic's view of a type.
+
+    Raises:
+        ConstraintError: It has none.
+    """
+    try:
+        return pydantic.TypeAdapter(value)
+    except (pydantic.errors.PydanticUserError, NameError, TypeError) as error:
+        raise ConstraintError(f"{type_name(value)} is no type of data: {error}") from error
+
+
+class _Schemas(pydantic.json_schema.GenerateJsonSchema):
+    """Pydantic's schemas, where keys that are integers are written as such."""
+
+    def dict_schema(self, schema: Any) -> dict[str, Any]:
+        """The schema of a `dict`."""
+        made = super().dict_schema(schema)
+        if schema.get("keys_schema", {}).get("type") == "int":
+            values = made.pop("additionalProperties", True)
+            made |= {"patternProperties": {_INTEGER: values}, "additionalProperties": False}
+        return made
+
+
+_INTEGER = "^(0|-?[1-9][0-9]*)$"
+
+
+def _schema_of(adapter: pydantic.TypeAdapter[Any], name: str) -> dict[str, Any]:
+    try:
+        return adapter.json_schema(schema_generator=_Schemas)
+    except (pydantic.errors.PydanticUserError, AttributeError) as error:
+        raise ConstraintError(f"{name} has no JSON Schema: {error}") from error
 
 
 def _source(schema: Any, limits: Limits) -> str:
     """The schema as JSON text within the limits."""
-    if is_model(schema):
-        try:
-            schema = schema.model_json_schema()
-        except (pydantic.errors.PydanticUserError, AttributeError) as error:
-            raise ConstraintError(f"{schema.__name__} has no JSON Schema: {error}") from error
     if isinstance(schema, str):
         _check_size(schema, limits)
         try:

@@ -9,6 +9,7 @@ forced text, because the engine's weights need the whole normaliser `Σ p(v)·m(
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,10 +72,13 @@ class GrammarError(ConstraintError):
 
     Attributes:
         reason: In its words, on one line.
+        line: Of the grammar, from 1; None where the message names none.
     """
 
     def __init__(self, name: str, message: str) -> None:
         self.reason = _reason(message)
+        place = re.match(r"(?:at )?(\d+)\(\d+\): ", message)
+        self.line = int(place[1]) if place else None
         super().__init__(f"{name}: {self.reason}")
 
 

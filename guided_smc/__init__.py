@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         TokenizerMismatchError,
         UnsupportedConstraintError,
     )
-    from guided_smc.grammars import json_schema
+    from guided_smc.grammars import choice, json_schema, lark, regex
     from guided_smc.models.table import TableModel
     from guided_smc.options import Options
     from guided_smc.potentials import Completion, Constraint, Potential
@@ -65,7 +65,7 @@ _HOMES = {
         "TokenizerMismatchError",
         "UnsupportedConstraintError",
     ),
-    "grammars": ("json_schema",),
+    "grammars": ("choice", "json_schema", "lark", "regex"),
     "models.table": ("TableModel",),
     "options": ("Options",),
     "potentials": ("Completion", "Constraint", "Potential"),
@@ -112,9 +112,12 @@ __all__ = [
     "Usage",
     "Vocabulary",
     "Weighted",
+    "choice",
     "derive_seed",
     "json_schema",
+    "lark",
     "load",
+    "regex",
     "reward",
 ]
 

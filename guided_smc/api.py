@@ -173,8 +173,10 @@ class LM:
             prompt: Text, chat messages, or token ids.
             index: Comes back in the events; mixed into the seed, so that equal prompts of one
                 run differ.
-            output_type: What to return: None or `str` for free text, a pydantic model, a JSON
-                Schema (dict or JSON text), or a `Constraint`.
+            output_type: What to return: None or `str` for free text; a type such as `int`, a
+                `Literal`, an Enum, a pydantic model, a dataclass or `list[int]`; a function, for
+                the arguments of a call; a JSON Schema (dict or JSON text); one of Outlines'
+                terms; or a `Constraint`: `json_schema`, `regex`, `choice`, `lark`, and `a & b`.
             potential: Scores and constraints to multiply in.
             reward: A callable; shorthand for `rewards.reward(reward, beta=beta, on=reward_on)`.
             beta: Of that reward.
@@ -329,25 +331,23 @@ class LM:
         return self.run(requests, max_rows=max_rows)
 
     @overload
+    def generate(self, prompt: str, *, output_type: None = None, **settings: Any) -> Result: ...
+    @overload
     def generate(self, prompt: str, *, output_type: type[T], **settings: Any) -> Result[T]: ...
     @overload
-    def generate(
-        self, prompt: str, *, output_type: dict[str, Any] | Constraint, **settings: Any
-    ) -> Result[Any]: ...
+    def generate(self, prompt: str, *, output_type: Any, **settings: Any) -> Result[Any]: ...
     @overload
-    def generate(self, prompt: str, *, output_type: None = None, **settings: Any) -> Result: ...
+    def generate(
+        self, prompt: list[str], *, output_type: None = None, **settings: Any
+    ) -> list[Result]: ...
     @overload
     def generate(
         self, prompt: list[str], *, output_type: type[T], **settings: Any
     ) -> list[Result[T]]: ...
     @overload
     def generate(
-        self, prompt: list[str], *, output_type: dict[str, Any] | Constraint, **settings: Any
+        self, prompt: list[str], *, output_type: Any, **settings: Any
     ) -> list[Result[Any]]: ...
-    @overload
-    def generate(
-        self, prompt: list[str], *, output_type: None = None, **settings: Any
-    ) -> list[Result]: ...
     @overload
     def generate(
         self, prompt: list[Message], *, output_type: type[T], **settings: Any

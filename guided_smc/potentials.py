@@ -9,7 +9,8 @@ The posterior is `π(x) ∝ p(x | prompt)^α · Π_i Ψ_i(x)`. A potential gives
 
 Potentials multiply: `a * b` is the product of their factors. A `Constraint` is the potential
 `1[x ∈ L]` that can also name the tokens which keep a prefix completable (its mask), so that the
-engine proposes from the masked model and puts the mask's normaliser into the weight.
+engine proposes from the masked model and puts the mask's normaliser into the weight. Constraints
+also intersect: `a & b` is a constraint again.
 """
 
 from __future__ import annotations
@@ -158,6 +159,19 @@ class Constraint(Potential):
         """Equal for texts whose values are equal; `vote` adds the weights of equal keys."""
         return text
 
+    def __and__(self, other: Constraint) -> Constraint:
+        """Texts that are in both languages; the value is that of the first."""
+        if isinstance(other, Constraint):
+            return Intersection(self, other)
+        if isinstance(other, Potential):
+            raise TypeError(
+                f"& joins constraints; {other.name!r} is a score: multiply by it with *"
+            )
+        raise TypeError(
+            f"& joins constraints, and {other!r} is none yet: make it one with json_schema(...), "
+            "regex(...), choice(...) or lark(...)"
+        )
+
     def log_complete(self, completions: Sequence[Completion]) -> Sequence[float]:
         """0 for members of the language, −inf for others."""
         return [self._log_indicator(c, complete=True) for c in completions]
@@ -173,15 +187,19 @@ class Constraint(Potential):
 
 
 class Intersection(Constraint):
-    """Texts that are in every one of several languages (`a * b` of two constraints).
+    """Texts that are in every one of several languages (`a & b`); nested ones are flattened.
 
     The mask is the intersection of the masks. That is exact for the weights; a prefix may survive
     that each language could complete, but no text that all share: it dies later, with weight 0.
     """
 
     def __init__(self, *constraints: Constraint) -> None:
-        self.constraints = constraints
-        self.name = " & ".join(c.name for c in constraints)
+        self.constraints: tuple[Constraint, ...] = tuple(
+            part
+            for c in constraints
+            for part in (c.constraints if isinstance(c, Intersection) else (c,))
+        )
+        self.name = " & ".join(c.name for c in self.constraints)
 
     def compile(self, vocabulary: Vocabulary) -> CompiledConstraint:
         """Compile every part."""

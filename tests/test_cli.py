@@ -68,6 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "person.json").write_text(json.dumps(PERSON))
     (tmp_path / "colour.json").write_text(json.dumps({"enum": COLOURS}))
+    (tmp_path / "g.lark").write_text("start: word\nword: <|special|>\n")
     (tmp_path / "plugin.py").write_text(PLUGIN)
     (tmp_path / "p.txt").write_text("Name a colour.\n")
     return tmp_path
@@ -157,6 +158,13 @@ def test_the_help_states_the_exit_codes_and_every_sampling_option():
         ("generate p.txt --max-particles 9", "--max-particles: needs target_ess, got 9"),
         ("generate p.txt --target-ess 9", "--target-ess: must be at most --max-particles=8"),
         ("generate p.txt --stop . --schema colour.json", "--stop does not go with --schema"),
+        ("generate p.txt --stop . --regex [a-z]+", "--stop does not go with --regex"),
+        ("generate p.txt --schema colour.json --regex a", "--schema and --regex exclude each"),
+        ("generate p.txt --regex a --grammar g.lark", "--regex and --grammar exclude each other"),
+        ("generate p.txt --regex [a", "--regex: '[a' is not a regular expression"),
+        ("generate p.txt --regex (a)\\1", "it has a backreference"),
+        ("generate p.txt --grammar none.lark", "grammar file not found: none.lark"),
+        ("generate p.txt --grammar g.lark", "grammar g.lark: line 2: "),
         ("generate p.txt --device cpu --device-map auto", "exclude each other"),
         ("generate p.txt --device-map {x", "--device-map is not valid JSON"),
         ("generate p.txt --reward plugin:missing", "missing"),
@@ -534,3 +542,18 @@ def test_a_run_that_is_killed_then_interrupted_is_resumed_with_each_index_once(f
     again = call(f"{start} --resume --model smollm2-135m")
     assert again.returncode == 0
     assert path.read_bytes() == whole
+
+
+@real_model
+def test_a_pattern_or_a_grammar_holds_the_output(folder):
+    (folder / "colour.lark").write_text('start: "red" | "blue"\n')
+    given = "generate p.txt --max-tokens 8 --seed 1 -o"
+    for name, option in [("a", "--regex (?i)red|blue"), ("b", "--grammar colour.lark")]:
+        done = call(f"{given} {name}.jsonl {option}")
+        assert done.returncode == 0, done.stderr
+        (record,) = lines_of(folder / f"{name}.jsonl")
+        assert record["value"] == record["text"]
+        assert record["text"].lower() in ("red", "blue")
+    refused = call(f"{given} a.jsonl --resume --regex red")
+    assert refused.returncode == 2
+    assert b"was made with other settings" in refused.stderr

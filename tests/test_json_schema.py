@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guided_smc.errors import ConstraintError, OutputValidationError, UnsupportedConstraintError
-from guided_smc.grammars import JsonSchema, Limits, from_output_type, json_schema
+from guided_smc.grammars import Limits, json_schema
 from guided_smc.potentials import Completion
 from guided_smc.vocabulary import Vocabulary
 
@@ -678,20 +678,3 @@ def test_equal_values_have_equal_keys_and_others_do_not():
     others += ['{"number": "1e0"}', '"1e0"', "1e9999999999999999999"]
     keys = [key(group[0]) for group in same] + [key(text) for text in others]
     assert len(set(keys)) == len(keys)
-
-
-def test_output_types_become_constraints():
-    given_constraint = json_schema(INTEGER)
-    assert from_output_type(None) is None
-    assert from_output_type(str) is None
-    assert from_output_type(given_constraint) is given_constraint
-    assert from_output_type(Square).model is Square
-    assert from_output_type({"type": "integer"}).schema == INTEGER
-    assert from_output_type('{"type": "integer"}').schema == INTEGER
-    assert isinstance(from_output_type({}), JsonSchema)
-
-
-@pytest.mark.parametrize("wrong", [3, int, [INTEGER], Square.model_construct(), "free text", True])
-def test_other_output_types_are_refused(wrong):
-    with pytest.raises(ConstraintError):
-        from_output_type(wrong)

@@ -1,9 +1,11 @@
 """What a type checker must see of the API: `make lint` runs mypy over this file."""
 
+from typing import Literal
+
 from pydantic import BaseModel
 from typing_extensions import assert_type
 
-from guided_smc import LM, Result, Weighted, json_schema
+from guided_smc import LM, Result, Weighted, choice, json_schema, regex, reward
 
 
 class Person(BaseModel):
@@ -22,3 +24,10 @@ def check(lm: LM) -> None:
     messages = [{"role": "user", "content": "a"}]
     assert_type(lm.generate(messages, output_type=Person), Result[Person])
     assert_type(lm.generate([messages], output_type=Person), list[Result[Person]])
+    assert_type(lm.generate("a", output_type=int).value, int)
+    assert_type(lm.generate("a", output_type=list[int]).value, list[int])
+    assert_type(lm.generate(["a"], output_type=bool), list[Result[bool]])
+    lm.generate("a", output_type=Literal["b"]).value.upper()
+    lm.generate("a", output_type=int | None)
+    lm.generate("a", output_type=regex("a") & choice(["a", "b"]))
+    lm.generate("a", potential=regex("a") * reward(len))

@@ -19,9 +19,11 @@ from guided_smc.cli.interrupts import Interrupts
 from guided_smc.cli.reading import Format, PromptLine, PromptSource
 from guided_smc.cli.referents import (
     load_arguments,
+    load_grammar,
     load_reward,
     load_schema,
-    make_constraint,
+    make_language,
+    one_language,
     schema_data,
 )
 from guided_smc.cli.writing import Done, open_output
@@ -65,7 +67,7 @@ _SAMPLING: dict[str, tuple[Any, str]] = {
     "top_k": (int, "Most likely tokens that are kept; 0 is off."),
     "min_p": (float, "Cut tokens below this fraction of the most likely one; 0 is off."),
     "power": (float, "α of the power target p^α."),
-    "stop": (str, "End an output before this string. Repeatable; not with --schema."),
+    "stop": (str, "End an output before this string. Repeatable; not with a constraint."),
     "seed": (int, "Of the run; each prompt derives its own. Random if not given."),
     "n_particles": (int, "Particles per prompt."),
     "target_ess": (float, "Resample to as many particles as make about so many count."),
@@ -105,6 +107,8 @@ def _sampling_options(command: Command) -> Command:
     "--draft", help="Proposes tokens: a smaller model with the same tokenizer, int8, or ngram."
 )
 @click.option("--schema", help="JSON Schema file, or module:PydanticModel.")
+@click.option("--regex", help="Pattern that a whole output matches, as in Python.")
+@click.option("--grammar", help="Lark file (llguidance's dialect) that an output follows.")
 @click.option("--reward", help="module:function that scores texts.")
 @click.option("--beta", type=float, help="Strength of the reward.  [default: 1.0]")
 @click.option(
@@ -163,6 +167,7 @@ def generate(state: State, /, **given: Any) -> int:
       guided-smc generate prompts.txt
       guided-smc generate prompts.jsonl --schema person.json -o out.jsonl --seed 0
       guided-smc generate prompts.jsonl --schema shop.models:Order -o out.jsonl --resume
+      guided-smc generate prompts.txt --regex '[A-Z][a-z]+, [0-9]{1,3}'
       guided-smc generate prompts.txt --reward scores:politeness --beta 2 --select best
       echo 'Name a colour.' | guided-smc generate - --temperature 0 --quiet
       guided-smc generate prompts.txt --model Qwen/Qwen2.5-7B --draft Qwen/Qwen2.5-0.5B
@@ -227,7 +232,7 @@ class Job:
 
 
 def _check(**given: Any) -> Job:
-    """Check all that can be checked while it costs nothing: options, references, schema, files."""
+    """Check all that can be checked while it costs nothing: options, references, files."""
     if given["retry_errors"] and not given["resume"]:
         raise click.UsageError("--retry-errors needs --resume")
     if given["resume"] and given["overwrite"]:
@@ -238,8 +243,9 @@ def _check(**given: Any) -> Job:
         beta = check_beta(1.0 if given["beta"] is None else given["beta"])
     except OptionError as error:
         raise click.UsageError(_with_flags(str(error))) from None
-    if given["schema"] and base.stop:
-        raise click.UsageError("--stop does not go with --schema: the schema says where to end")
+    language = one_language(given)
+    if language and base.stop:
+        raise click.UsageError(f"--stop does not go with {language}, which says where to end")
     if given["reward"] is None and not (given["beta"] is given["reward_on"] is None):
         raise click.UsageError("--beta and --reward-on need --reward")
     if given["draft"] is None and base.block_size not in (None, 0, "auto"):
@@ -252,13 +258,17 @@ def _check(**given: Any) -> Job:
 
     reward = load_reward(given["reward"], beta, given["reward_on"] or "end")
     schema = load_schema(given["schema"])
+    pattern, grammar = given["regex"], load_grammar(given["grammar"])
     settings = {
         "options": base.model_dump(mode="json"),
         "schema": schema_data(schema),
         "beta": beta,
         **{name: given[name] for name in ("model", "draft", "reward", "reward_on", "chat")},
+        # Only where they are there, so that runs from before they were options can be resumed.
+        **({"regex": pattern} if pattern is not None else {}),
+        **({"grammar": grammar} if grammar is not None else {}),
     }
-    constraint = make_constraint(schema, given["schema"])
+    constraint = make_language(schema, pattern, grammar, given)
     request = {"chat": given["chat"], "output_type": constraint, "potential": reward}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     return Job(source, base, digest, request, load, given)
@@ -334,8 +344,8 @@ def _check_kept(job: Job, output: str, kept: dict[int, Done]) -> int | None:
     others = [i for i, done in kept.items() if done.fingerprint.partition("-")[2] != job.settings]
     if others and not job.given["retry_errors"]:
         raise click.UsageError(
-            f"{output} was made with other settings (model, schema, reward or sampling options); "
-            "repeat those, or start anew with --overwrite"
+            f"{output} was made with other settings (model, constraint, reward or sampling "
+            "options); repeat those, or start anew with --overwrite"
         )
     if not job.source.rereadable:
         return None

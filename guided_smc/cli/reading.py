@@ -251,7 +251,10 @@ def _find_prompt(record: dict[str, Any]) -> Prompt:
     return value
 
 
-_WHOLE_RUN = {"model", "draft", "schema", "reward", "beta", "reward_on", "chat", "dtype", "device"}
+_WHOLE_RUN = {
+    *("model", "draft", "schema", "regex", "grammar"),
+    *("reward", "beta", "reward_on", "chat", "dtype", "device"),
+}
 """Options of the command that a line might seem to override."""
 
 

@@ -1,8 +1,9 @@
-"""What options refer to: schemas, rewards, device maps. All raise `click.UsageError`."""
+"""What options refer to: schemas, grammars, rewards, device maps. All raise `click.UsageError`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
@@ -54,22 +55,34 @@ def load_schema(reference: str | None) -> Any:
     """A JSON Schema or a pydantic model; None without one."""
     if reference is None:
         return None
-    path = Path(reference)
-    if path.suffix != ".json" and not path.exists() and ":" in reference:
+    if Path(reference).suffix != ".json" and not Path(reference).exists() and ":" in reference:
         from guided_smc.references import load_object
 
         found = load_object(reference)
         if isinstance(found, dict) or _is_model(found):
             return found
         raise click.UsageError(f"--schema {reference} is not a pydantic model")
+    text = _read_text(reference, "schema")
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise click.UsageError(f"schema file not found: {reference}") from None
-    except OSError as error:
-        raise click.UsageError(f"cannot read schema {reference}: {error.strerror}") from None
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise click.UsageError(f"schema {reference} is not valid JSON: {error}") from None
+
+
+def load_grammar(reference: str | None) -> str | None:
+    """The text of a grammar file; None without one."""
+    return None if reference is None else _read_text(reference, "grammar")
+
+
+def _read_text(reference: str, kind: str) -> str:
+    try:
+        return Path(reference).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise click.UsageError(f"{kind} file not found: {reference}") from None
+    except OSError as error:
+        raise click.UsageError(f"cannot read {kind} {reference}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{kind} {reference} is not in UTF-8: {error}") from None
 
 
 def _is_model(schema: Any) -> TypeGuard[type[BaseModel]]:
@@ -87,10 +100,37 @@ def make_constraint(schema: Any, reference: str | None) -> Constraint | None:
         return None
     from guided_smc.grammars import json_schema
 
+    return _made(json_schema, schema, f"schema {reference}")
+
+
+def one_language(given: dict[str, Any]) -> str | None:
+    """The option that says which texts are allowed; None without one."""
+    named = [f"--{name}" for name in ("schema", "regex", "grammar") if given[name] is not None]
+    if len(named) > 1:
+        raise click.UsageError(f"{' and '.join(named)} exclude each other")
+    return named[0] if named else None
+
+
+def make_language(
+    schema: Any, pattern: str | None, grammar: str | None, given: dict[str, Any]
+) -> Constraint | None:
+    """The language of a schema, a regular expression or a grammar; None without any of them."""
+    if pattern is not None:
+        from guided_smc.grammars import regex
+
+        return _made(regex, pattern, "--regex")
+    if grammar is not None:
+        from guided_smc.grammars import lark
+
+        return _made(lark, grammar, f"grammar {given['grammar']}")
+    return make_constraint(schema, given["schema"])
+
+
+def _made(make: Callable[[Any], Constraint], source: Any, what: str) -> Constraint:
     try:
-        return json_schema(schema)
+        return make(source)
     except ConstraintError as error:
         message = str(error)
         if error.path and error.path not in message:
             message += f" (at {error.path})"
-        raise click.UsageError(f"schema {reference}: {message}") from None
+        raise click.UsageError(f"{what}: {message}") from None

@@ -1,0 +1,264 @@
+"""A choice between texts: the answer is one of them, letter for letter.
+
+The texts are kept sorted, so that those which begin alike stand side by side, and a state is the
+range of those that are left. Nothing is compiled, and the number of texts hardly matters.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Iterable, Sequence
+from enum import Enum
+from typing import Any, Literal, get_args, get_origin
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from guided_smc.errors import ConstraintError, OutputValidationError
+from guided_smc.grammars.keywords import shorten
+from guided_smc.potentials import Constraint
+from guided_smc.vocabulary import Vocabulary
+
+_MOST_MASKS = 1024
+"""Masks that a compiled choice keeps: one for each place where texts part."""
+
+_MOST_FORCED = 64
+"""Tokens that one call of `forced` looks ahead at most."""
+
+
+def choice(values: Iterable[Any] | type[Enum]) -> Choice:
+    """A constraint to one of several texts.
+
+    Args:
+        values: Texts, or values that are written as Python's `str` writes them (numbers, True,
+            None); the members of an Enum by their values. Also an Enum class or a `Literal`.
+
+    Raises:
+        ConstraintError: There is no value, two have the same text, or one has no plain text.
+    """
+    return Choice(values)
+
+
+class Choice(Constraint):
+    """One of several texts. See `choice` for the arguments.
+
+    Attributes:
+        texts: The value of each text, in the given order.
+    """
+
+    def __init__(self, values: Iterable[Any] | type[Enum]) -> None:
+        self.name = values.__name__ if isinstance(values, type) else "choice"
+        if get_origin(values) is Literal:
+            values = get_args(values)
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+            raise ConstraintError(
+                f"choices are a list of texts, an Enum or a Literal, got {shorten(repr(values))}"
+            )
+        self.texts: dict[str, Any] = {}
+        for value in values:
+            text = _text(value)
+            if text in self.texts:
+                raise ConstraintError(
+                    f"two choices have the text {shorten(text)!r}: {self.texts[text]!r} and "
+                    f"{value!r}"
+                )
+            self.texts[text] = value
+        if not self.texts:
+            raise ConstraintError("there is nothing to choose from: no value was given")
+        self._sorted = sorted(text.encode() for text in self.texts)
+        self._compiled: WeakKeyDictionary[Vocabulary, CompiledChoice] = WeakKeyDictionary()
+
+    def compile(self, vocabulary: Vocabulary) -> CompiledChoice:
+        """Bind to a vocabulary; done once for each."""
+        if vocabulary not in self._compiled:
+            self._compiled[vocabulary] = CompiledChoice(self._sorted, vocabulary)
+        return self._compiled[vocabulary]
+
+    def parse(self, text: str) -> Any:
+        """The value that was given, for its text.
+
+        Raises:
+            OutputValidationError: The text is not among them.
+        """
+        try:
+            return self.texts[text]
+        except KeyError:
+            raise OutputValidationError(
+                f"{shorten(text)!r} is none of the choices", text=text, finish_reason="stop"
+            ) from None
+
+    def value_key(self, text: str) -> Hashable:
+        """The text: different values have different ones."""
+        return text
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Enum):
+        plain = value.value
+        if not isinstance(plain, str | int | float | None):
+            raise ConstraintError(
+                f"the value of {value} is {shorten(repr(plain))}, which has no plain text"
+            )
+        return _text(plain)
+    if not isinstance(value, str | int | float | None):
+        raise ConstraintError(
+            "a choice is a text, a number, True, False, None or an Enum member, got "
+            f"{shorten(repr(value))}"
+        )
+    text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConstraintError(f"the choice {value!r} holds half of a surrogate pair") from None
+    return text
+
+
+class CompiledChoice:
+    """Sorted texts bound to a vocabulary.
+
+    Args:
+        texts: Sorted and distinct.
+        vocabulary: The model's tokens.
+    """
+
+    def __init__(self, texts: Sequence[bytes], vocabulary: Vocabulary) -> None:
+        self.texts = texts
+        self.pieces = _pieces(vocabulary)
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}
+
+    def start(self) -> ChoiceState:
+        """The state before the first token."""
+        return ChoiceState(self, 0, len(self.texts), 0)
+
+    def fill_masks(self, states: Sequence[ChoiceState], bitmask: torch.Tensor) -> None:
+        """Write the tokens that keep each prefix completable; none for a dead or complete one.
+
+        Args:
+            states: States of this choice.
+            bitmask: int32 CPU tensor `[len(states), ceil(V / 32)]`, overwritten. Bits of special
+                and padded ids are always 0.
+        """
+        if bitmask.shape != (len(states), self.pieces.words) or bitmask.dtype != torch.int32:
+            raise ValueError(
+                f"bitmask must be int32 of shape {(len(states), self.pieces.words)}, "
+                f"got {bitmask.dtype} of shape {tuple(bitmask.shape)}"
+            )
+        for row, state in enumerate(states):
+            bitmask[row] = self._mask(state)
+
+    def _mask(self, state: ChoiceState) -> torch.Tensor:
+        place = (state.low, state.depth) if state.alive else (-1, 0)
+        if place not in self._masks:
+            if len(self._masks) >= _MOST_MASKS:
+                self._masks.clear()
+            self._masks[place] = self.pieces.mask(self.next_tokens(state))
+        return self._masks[place]
+
+    def next_tokens(self, state: ChoiceState) -> list[int]:
+        """Tokens that continue one of the texts that are left, or complete it."""
+        tokens: list[int] = []
+        before = b""
+        for text in self.texts[state.low : state.high] if state.alive else ():
+            rest = text[state.depth : state.depth + self.pieces.longest]
+            known = _shared(before, rest)
+            for end in range(known + 1, len(rest) + 1):
+                tokens += self.pieces.ids.get(rest[:end], ())
+            before = rest
+        return tokens
+
+
+class ChoiceState:
+    """Where one particle stands: the texts `low..high` are left, and `depth` bytes are written."""
+
+    __slots__ = ("_choice", "alive", "depth", "high", "low")
+
+    def __init__(
+        self, choice: CompiledChoice, low: int, high: int, depth: int, alive: bool = True
+    ) -> None:
+        self._choice = choice
+        self.low = low
+        self.high = high
+        self.depth = depth
+        self.alive = alive
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the text so far is one of the choices."""
+        # The shortest of those that begin alike is the first.
+        return self.alive and len(self._choice.texts[self.low]) == self.depth
+
+    def fork(self) -> ChoiceState:
+        """An independent copy."""
+        return ChoiceState(self._choice, self.low, self.high, self.depth, self.alive)
+
+    def advance(self, token: int) -> bool:
+        """Consume one ordinary token. False if no choice begins like this."""
+        piece = self._choice.pieces.piece(token)
+        if not self.alive or not piece:
+            self.alive = False
+            return False
+        texts, depth, end = self._choice.texts, self.depth, self.depth + len(piece)
+        low = bisect_left(texts, piece, self.low, self.high, key=lambda text: text[depth:])
+        high = bisect_right(texts, piece, low, self.high, key=lambda text: text[depth:end])
+        if low == high:
+            self.alive = False
+        else:
+            self.low, self.high, self.depth = low, high, end
+        return self.alive
+
+    def forced(self) -> list[int]:
+        """The tokens that are the only way on, as far as there is no choice and no end."""
+        ahead = self.fork()
+        forced: list[int] = []
+        while len(forced) < _MOST_FORCED and ahead.alive and not ahead.accepting:
+            tokens = self._choice.next_tokens(ahead)
+            if len(tokens) != 1:
+                break
+            forced += tokens
+            ahead.advance(tokens[0])
+        return forced
+
+
+def _shared(a: bytes, b: bytes) -> int:
+    """Length of the longest common prefix."""
+    for n, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return n
+    return min(len(a), len(b))
+
+
+class _Pieces:
+    """The ordinary tokens of a vocabulary by their bytes. Holds no reference to it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._pieces: list[bytes] = [
+            (token or b"") if plain else b""
+            for token, plain in zip(vocabulary.tokens, vocabulary.ordinary.tolist(), strict=True)
+        ]
+        self.ids: dict[bytes, list[int]] = {}
+        for i, piece in enumerate(self._pieces):
+            if piece:
+                self.ids.setdefault(piece, []).append(i)
+        self.longest = max(map(len, self._pieces), default=0)
+        self.words = -(-len(self._pieces) // 32)
+
+    def piece(self, token: int) -> bytes:
+        """Bytes of an ordinary token; none for others."""
+        return self._pieces[token] if 0 <= token < len(self._pieces) else b""
+
+    def mask(self, tokens: list[int]) -> torch.Tensor:
+        """Bits of tokens, int32 `[ceil(V / 32)]`."""
+        bits = np.zeros(32 * self.words, dtype=bool)
+        bits[tokens] = True
+        packed = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+        return torch.from_numpy(packed)
+
+
+_pieces_of: WeakKeyDictionary[Vocabulary, _Pieces] = WeakKeyDictionary()
+
+
+def _pieces(vocabulary: Vocabulary) -> _Pieces:
+    if vocabulary not in _pieces_of:
+        _pieces_of[vocabulary] = _Pieces(vocabulary)
+    return _pieces_of[vocabulary]

@@ -1,0 +1,80 @@
+"""A constraint that is a grammar of llguidance: what `regex` and `lark` share."""
+
+from __future__ import annotations
+
+from functools import cache
+from weakref import WeakKeyDictionary
+
+import torch
+
+from guided_smc.errors import ConstraintError
+from guided_smc.grammars.matching import CompiledGrammar, Limits
+from guided_smc.potentials import Constraint
+from guided_smc.vocabulary import Vocabulary
+
+
+class Grammar(Constraint):
+    """Texts of a grammar.
+
+    Args:
+        source: In llguidance's dialect of Lark, with `EXACT_MASKS`.
+        name: What messages call it.
+        limits: What it may cost.
+        levels: How deep the compiler may have to recurse.
+
+    Raises:
+        GrammarError: It does not compile within the limits.
+        ConstraintError: No text belongs to it.
+    """
+
+    def __init__(self, source: str, *, name: str, limits: Limits, levels: int = 0) -> None:
+        self.name = name
+        self.limits = limits
+        self._source = source
+        self._levels = levels
+        self._compiled: WeakKeyDictionary[Vocabulary, CompiledGrammar] = WeakKeyDictionary()
+        # Over plain bytes, so that a bad grammar is known before there is a model.
+        compiled = self.compile(every_byte())
+        state = compiled.start()
+        first = torch.empty((1, 9), dtype=torch.int32)
+        compiled.fill_masks([state], first)
+        if not state.accepting and not first.any():
+            raise ConstraintError(f"{name}: no text satisfies it")
+
+    def compile(self, vocabulary: Vocabulary) -> CompiledGrammar:
+        """Bind to a vocabulary; done once for each.
+
+        Raises:
+            ConstraintError: The grammar is too large for this vocabulary.
+        """
+        if vocabulary not in self._compiled:
+            self._compiled[vocabulary] = CompiledGrammar(
+                self._source, vocabulary, self.limits, self.name, levels=self._levels
+            )
+        return self._compiled[vocabulary]
+
+
+@cache
+def every_byte() -> Vocabulary:
+    """The 256 bytes, one token each, and an end token."""
+    return Vocabulary([bytes([i]) for i in range(256)] + [b""], eos_ids=[256])
+
+
+def accepts(constraint: Constraint, text: str) -> bool:
+    """Whether a text is a member of a constraint's language."""
+    state = constraint.compile(every_byte()).start()
+    return all(state.advance(byte) for byte in text.encode()) and state.accepting
+
+
+def check_size(source: str, what: str, limits: Limits) -> None:
+    """Raise for a source that is longer than the limits allow, or that is no Unicode text.
+
+    Raises:
+        ConstraintError: With the reason.
+    """
+    try:
+        size = len(source.encode())
+    except UnicodeEncodeError:
+        raise ConstraintError(f"{what} holds half of a surrogate pair") from None
+    if size > limits.max_bytes:
+        raise ConstraintError(f"{what} has {size} bytes, more than the limit of {limits.max_bytes}")
