@@ -74,6 +74,7 @@ def test_wrong_answers_are_counted_by_kind_and_keyword():
 
 
 def test_instances_are_put_into_the_order_of_the_schema():
-    schema = {"properties": {"b": {"properties": {"y": {}, "x": {}}}, "a": {}}}
-    ordered = in_order({"z": 1, "a": 2, "b": [{"x": 1, "y": 2}]}, schema)
+    inner = {"anyOf": [{"type": "null"}, {"properties": {"y": {}, "x": {}}}]}
+    schema = {"properties": {"b": {"items": inner}, "a": {}}}
+    ordered = in_order({"z": 1.0, "a": 2, "b": [{"x": 1, "y": 2}]}, schema)
     assert json.dumps(ordered) == '{"b": [{"y": 2, "x": 1}], "a": 2, "z": 1}'
