@@ -7,7 +7,7 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 # Ignored: setuptools' note that an editable install follows the folders here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test bench lint format install dev model clean
+.PHONY: demo test conformance bench lint format install dev model clean
 
 install: $(VENV)/.installed  ## the package and what it needs
 dev: $(VENV)/.dev            ## and what its tests need
@@ -35,6 +35,9 @@ demo: $(VENV)/.model         ## prompts in, typed JSON out
 
 test: $(VENV)/.dev $(VENV)/.model
 	$(BIN)/python -m pytest
+
+conformance: $(VENV)/.dev $(VENV)/.model  ## JSON Schema against schemas with known answers
+	$(BIN)/python tests/conformance.py
 
 # On an idle machine: other load makes even the ratios wrong.
 bench: $(VENV)/.dev $(VENV)/.model  ## speed and quality beside other libraries

@@ -6,6 +6,7 @@ from guided_smc.grammars.lark import Lark, lark
 from guided_smc.grammars.matching import Limits
 from guided_smc.grammars.output_types import from_output_type
 from guided_smc.grammars.regex import Regex, regex
+from guided_smc.grammars.relaxing import Relaxed
 
 __all__ = [
     "Choice",
@@ -13,6 +14,7 @@ __all__ = [
     "Lark",
     "Limits",
     "Regex",
+    "Relaxed",
     "choice",
     "from_output_type",
     "json_schema",

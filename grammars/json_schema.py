@@ -1,12 +1,14 @@
 r"""JSON Schema as a constraint: texts that are JSON and valid against the schema.
 
-Compiled by llguidance, whose states fork in microseconds. The promise is one-sided and firm: no
-text is accepted that the schema rejects. What cannot be enforced is refused by name when the
-constraint is made; what is narrower than JSON allows is only the spelling:
+The mask is llguidance's, whose states fork in microseconds. What it cannot enforce is loosened for
+it (`relaxing`) and checked in the texts as they grow (`validating`): the constraint names it in
+`relaxed`. Together the promise is firm: no text is accepted that the schema rejects, or that
+repeats a key. What is narrower than JSON allows is only the spelling:
 
 - properties come in the schema's order, further ones after them;
 - numbers with bounds have no exponent and no trailing zeros, integers no fraction;
-- strings use no `\uXXXX` and no `\/` escapes (characters stand for themselves);
+- constants, listed names, and strings with a pattern, length or format use no `\uXXXX` escapes
+  but for control characters, and nothing uses `\/`;
 - whitespace between tokens is bounded (see `json_schema`), and there is none around the value.
 """
 
@@ -17,8 +19,6 @@ import math
 import re
 import typing
 from collections.abc import Hashable, Sequence
-from decimal import Decimal, InvalidOperation
-from functools import cache
 from typing import Any, Literal, get_origin
 from weakref import WeakKeyDictionary
 
@@ -26,9 +26,18 @@ import pydantic
 import pydantic.json_schema
 import torch
 
-from guided_smc.errors import ConstraintError, OutputValidationError, UnsupportedConstraintError
+from guided_smc.errors import ConstraintError, OutputValidationError
 from guided_smc.grammars.keywords import Schema, depth, shorten
-from guided_smc.grammars.matching import EXACT_MASKS, CompiledGrammar, GrammarError, Limits
+from guided_smc.grammars.matching import (
+    EXACT_MASKS,
+    CompiledGrammar,
+    GrammarError,
+    Limits,
+    every_byte,
+)
+from guided_smc.grammars.relaxing import Relaxed, Superset
+from guided_smc.grammars.validating import Checker, Valid
+from guided_smc.grammars.values import exact_number, key_of
 from guided_smc.potentials import Completion, Constraint, Potential
 from guided_smc.vocabulary import Vocabulary
 
@@ -39,15 +48,8 @@ _WHITESPACE = {
     "flexible": r"[ ]|\r?\n([ ]{0,40}|\t{0,10})",
 }
 
-_REFUSALS = (
-    (r"oneOf constraints are not supported", "oneOf", "may hold for two alternatives at once"),
-    (r"circular references with sibling", "$ref", "refers to itself with keywords beside it"),
-    (r"m(in|ax)Properties", "minProperties|maxProperties", "cannot be counted here"),
-    (r"patternProperty regexes", "patternProperties", "has patterns that may overlap"),
-    (r"multipleOf", "multipleOf", "has too many digits"),
-    (r"range", "minimum|maximum|exclusiveMinimum|exclusiveMaximum", "cannot be a pattern"),
-)
-"""What llguidance says of a schema that it cannot enforce, the keywords meant, and why."""
+_MOST_NAMED = 5
+"""Keywords that a note names."""
 
 
 def json_schema(
@@ -69,7 +71,7 @@ def json_schema(
         limits: What an untrusted schema may cost.
 
     Raises:
-        UnsupportedConstraintError: A keyword that cannot be enforced, with its JSON path.
+        UnsupportedConstraintError: Draft 3, or a `$ref` that leads out of the document.
         ConstraintError: Not a valid schema, unsatisfiable, or beyond the limits.
     """
     return JsonSchema(schema, whitespace=whitespace, limits=limits)
@@ -81,6 +83,8 @@ class JsonSchema(Constraint):
     Attributes:
         schema: The schema as plain data.
         model: The type that values are parsed into, if one was given.
+        relaxed: The keywords that the mask does not know, and their paths. They are enforced
+            by checking texts, unless they constrain nothing in the schema's dialect.
     """
 
     def __init__(
@@ -104,11 +108,16 @@ class JsonSchema(Constraint):
         self.schema: dict[str, Any] | bool = json.loads(text)
         try:
             checked = Schema(json.loads(text), closed=self.model is not None)
-            self._grammar = _grammar(checked.document, whitespace, checked.unicode_escapes)
-            self._levels = checked.levels
-            _compile_once(self._grammar, checked, self.limits)
+            trial = _Trial(whitespace, self.limits, checked.levels)
+            superset = Superset(checked, trial)
+            trial.check(superset)
+            checker = Checker(checked, superset.loosened)
         except RecursionError:
             raise ConstraintError("the schema is nested too deeply") from None
+        self.relaxed = superset.relaxed
+        self._grammar = _grammar(superset.document, whitespace)
+        self._levels = checked.levels
+        self._valid = Valid(checker, self.name)
         self._compiled: WeakKeyDictionary[Vocabulary, CompiledGrammar] = WeakKeyDictionary()
 
     def compile(self, vocabulary: Vocabulary) -> CompiledGrammar:
@@ -140,16 +149,29 @@ class JsonSchema(Constraint):
             ) from error
 
     def check(self) -> Potential | None:
-        """The type's own validators, which its schema does not show; none for plain schemas."""
-        return _Validated(self._adapter, self.name) if self._adapter else None
+        """What the mask does not know, and the type's own validators."""
+        if self._adapter is None:
+            return self._valid
+        return self._valid * _Validated(self._adapter, self.name)
+
+    def notes(self) -> tuple[str, ...]:
+        """Which keywords the mask does not know, and which nothing enforces."""
+        checked = [r for r in self.relaxed if r.enforced]
+        ignored = [r for r in self.relaxed if not r.enforced]
+        notes = []
+        if checked:
+            notes.append(
+                f"the mask does not know {_named(checked)}: texts are checked for it as they "
+                "grow, and particles may die of it"
+            )
+        if ignored:
+            notes.append(f"nothing is checked for {_named(ignored)}: an annotation here")
+        return tuple(notes)
 
     def value_key(self, text: str) -> Hashable:
         """Canonical JSON: equal for equal values, however they are spelt (1 is 1.0, not true)."""
         try:
-            return json.dumps(
-                _canonical(json.loads(text, parse_int=_exact_number, parse_float=_exact_number)),
-                sort_keys=True,
-            )
+            return key_of(json.loads(text, parse_int=exact_number, parse_float=exact_number))
         except (ValueError, RecursionError):
             return text
 
@@ -266,111 +288,50 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _grammar(
-    document: dict[str, Any] | bool, whitespace: Whitespace, unicode_escapes: bool = False
-) -> str:
-    options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE[whitespace]}
-    if not unicode_escapes:
-        options["json_allowed_escapes"] = '"\\bfnrt'
+def _grammar(document: dict[str, Any] | bool, whitespace: Whitespace) -> str:
+    options: dict[str, Any] = {
+        "whitespace_pattern": _WHITESPACE[whitespace],
+        "json_allow_general_unicode_escapes": True,
+    }
     document = document if isinstance(document, dict) else {}  # `true`: `false` was refused
     return f"{EXACT_MASKS}start: %json {json.dumps({**document, 'x-guidance': options})}\n"
 
 
-def _compile_once(grammar: str, schema: Schema, limits: Limits) -> None:
-    """Compile over plain bytes, so that a bad schema is known before there is a model."""
-    try:
-        compiled = CompiledGrammar(
-            grammar, _every_byte(), limits, "json_schema", levels=schema.levels
-        )
-    except GrammarError as error:
-        raise _explain(error.reason, schema, limits) from None
-    first = torch.empty((1, 9), dtype=torch.int32)
-    compiled.fill_masks([compiled.start()], first)
-    if not first.any():
-        raise ConstraintError("no JSON value satisfies the schema", path="$")
+class _Trial:
+    """Compiles over plain bytes, so that a bad schema is known before there is a model."""
 
+    def __init__(self, whitespace: Whitespace, limits: Limits, levels: int) -> None:
+        self._whitespace = whitespace
+        self._limits = limits
+        self._levels = levels
 
-@cache
-def _every_byte() -> Vocabulary:
-    return Vocabulary([bytes([i]) for i in range(256)] + [b""], eos_ids=[256])
-
-
-def _explain(error: str, schema: Schema, limits: Limits) -> ConstraintError:
-    """An error of llguidance with the keyword and the place that it means."""
-    reason = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
-    if reason.startswith("Unsatisfiable schema"):
-        return ConstraintError(f"no JSON value satisfies the schema: {reason}")
-    for keyword in ("pattern", "patternProperties"):
-        for path, value in schema.places(keyword):
-            for pattern in [value] if isinstance(value, str) else value:
-                wrong = _wrong_pattern(pattern, path, keyword, limits)
-                if wrong is not None:
-                    return wrong
-    for message, keywords, why in _REFUSALS:
-        if re.search(message, reason):
-            for keyword in keywords.split("|"):
-                for path, _ in schema.places(keyword):
-                    return UnsupportedConstraintError(
-                        f"{path}: {keyword!r} is not supported: it {why} ({reason})",
-                        keyword=keyword,
-                        path=path,
-                    )
-    unknown = re.search(r'Unimplemented keys: \["([^"]+)"', reason)
-    if unknown:
-        for path, _ in schema.places(unknown[1]):
-            return UnsupportedConstraintError(
-                f"{path}: {unknown[1]!r} is not supported", keyword=unknown[1], path=path
+    def __call__(self, document: dict[str, Any] | bool) -> str | None:
+        """Why llguidance refuses a document, or None."""
+        try:
+            self._last = CompiledGrammar(
+                _grammar(document, self._whitespace),
+                every_byte(),
+                self._limits,
+                "json_schema",
+                levels=self._levels,
             )
-    return ConstraintError(f"the schema does not compile: {reason}")
-
-
-def _wrong_pattern(pattern: str, path: str, keyword: str, limits: Limits) -> ConstraintError | None:
-    """What is wrong with a regular expression alone, if anything is."""
-    grammar = _grammar({"type": "string", "pattern": pattern}, "compact")
-    try:
-        CompiledGrammar(grammar, _every_byte(), limits, "pattern")
-    except GrammarError as error:
-        reason = error.reason
-    else:
+        except GrammarError as error:
+            return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error.reason)
         return None
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        return ConstraintError(
-            f"{path}: {shorten(pattern)!r} is not a regular expression: {error}", path=path
-        )
-    return UnsupportedConstraintError(
-        f"{path}: the regular expression {shorten(pattern)!r} is not supported: {reason}",
-        keyword=keyword,
-        path=path,
-    )
+
+    def check(self, superset: Superset) -> None:
+        """Raise if nothing could be compiled, or only what no value satisfies."""
+        if superset.error is not None:
+            if superset.error.startswith("Unsatisfiable schema"):
+                raise ConstraintError(f"no JSON value satisfies the schema: {superset.error}")
+            raise ConstraintError(f"the schema does not compile: {superset.error}")
+        first = torch.empty((1, 9), dtype=torch.int32)
+        self._last.fill_masks([self._last.start()], first)
+        if not first.any():
+            raise ConstraintError("no JSON value satisfies the schema", path="$")
 
 
-def _exact_number(text: str) -> Decimal:
-    """A number of any size.
-
-    Raises:
-        ValueError: The exponent is beyond what Decimal holds.
-    """
-    try:
-        return Decimal(text)
-    except InvalidOperation as error:
-        raise ValueError(f"{text} is too large") from error
-
-
-def _canonical(value: Any) -> Any:
-    """JSON data with numbers as texts that are the same for equal ones, and strings marked."""
-    if isinstance(value, dict):
-        return {key: _canonical(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [_canonical(v) for v in value]
-    if isinstance(value, str):
-        return f"'{value}"
-    if isinstance(value, Decimal):
-        sign, digits, exponent = value.as_tuple()
-        significand = "".join(map(str, digits)).lstrip("0")
-        short = significand.rstrip("0")
-        if not short:
-            return "0"
-        return f"{'-' * sign}{short}e{int(exponent) + len(significand) - len(short)}"
-    return value
+def _named(relaxed: list[Relaxed]) -> str:
+    names = [f"{r.keyword} ({r.path})" for r in relaxed[:_MOST_NAMED]]
+    more = len(relaxed) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")

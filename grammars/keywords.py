@@ -1,9 +1,9 @@
-"""What a JSON Schema asks for, keyword by keyword: enforced, harmless, or refused by name.
+"""What a JSON Schema asks for, keyword by keyword.
 
-llguidance enforces most of JSON Schema exactly and says so when it does not; this module is
-for the rest. It rewrites what has an exact equivalent that llguidance does enforce, refuses what
-would be loosened, and finds the place in the schema that a message means. Only what the root
-reaches counts: an unused definition may contain anything.
+A schema is held against the metaschema of its dialect, every `$ref` is followed, and what its
+dialect does not know or what says nothing is dropped. Only what the root reaches counts: an unused
+definition may contain anything. What remains is what `relaxing` puts into words that llguidance
+enforces, and what `validating` checks where llguidance cannot.
 """
 
 from __future__ import annotations
@@ -11,16 +11,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
+from urllib.parse import quote
 
 import referencing
 import referencing.exceptions
-from jsonschema import Draft3Validator, Draft202012Validator, FormatChecker, SchemaError
+from jsonschema import (
+    Draft3Validator,
+    Draft4Validator,
+    Draft6Validator,
+    Draft7Validator,
+    Draft202012Validator,
+    FormatChecker,
+    SchemaError,
+)
 from jsonschema.validators import validator_for
-from referencing.jsonschema import DRAFT202012, specification_with
+from referencing.jsonschema import specification_with
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
 from guided_smc.grammars import formats
+from guided_smc.grammars.regexes import PatternError, compiled
+from guided_smc.grammars.values import is_whole, key_of
 
 Node = dict[str, Any] | bool
 
@@ -30,17 +42,20 @@ _WITH_SCHEMA = (
     "additionalItems", "items", "unevaluatedProperties", "unevaluatedItems", "allOf", "anyOf",
     "oneOf", "prefixItems",
 )
-_WITH_NAMED_SCHEMAS = ("properties", "patternProperties", "dependentSchemas")
-_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-
-_REFUSED = (
-    "not", "if", "uniqueItems", "contains", "propertyNames", "dependencies", "dependentRequired",
-    "dependentSchemas", "unevaluatedProperties", "unevaluatedItems", "$dynamicRef",
-    "$recursiveRef", "contentEncoding", "contentMediaType", "contentSchema", "extends", "disallow",
-    "divisibleBy",
+_WITH_NAMED_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "dependencies")
+_COUNTS = (
+    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+    "minContains", "maxContains",
+)
+_NOT_EVERYWHERE = frozenset({
+    "const", "contains", "propertyNames", "if", "dependentRequired", "dependentSchemas",
+    "unevaluatedProperties", "unevaluatedItems", "prefixItems", "$dynamicRef", "$recursiveRef",
+})
+_UNCHECKED = (
+    "contentEncoding", "contentMediaType", "contentSchema", "extends", "disallow", "divisibleBy",
 )
 # fmt: on
-"""Keywords that constrain and that nothing here enforces."""
+"""Keywords that some dialects do not know, and those that none of them lets constrain."""
 
 _ALLOWS_ALL: dict[str, tuple[Any, ...]] = {
     "not": (False,),
@@ -48,8 +63,6 @@ _ALLOWS_ALL: dict[str, tuple[Any, ...]] = {
     "dependencies": ({},),
     "dependentRequired": ({},),
     "dependentSchemas": ({},),
-    "unevaluatedProperties": (True, {}),
-    "unevaluatedItems": (True, {}),
     "propertyNames": (True, {}),
 }
 """Values with which a keyword says nothing."""
@@ -57,74 +70,64 @@ _ALLOWS_ALL: dict[str, tuple[Any, ...]] = {
 _MODIFIERS = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
 """Keywords that say nothing without another one."""
 
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _JSON_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MOST_COMPARISONS = 50_000
 """Pairs of alternatives, and of properties in them, that are compared in one schema."""
 _NO_FORMATS = FormatChecker(formats=())  # Python's `re` does not know every valid pattern
-_EXACT = 2**53  # llguidance computes with float64
+_ANONYMOUS = "urn:guided-smc:schema"
+"""What a document without a name of its own is called."""
 
 
 class Schema:
-    """A JSON Schema, checked against its metaschema and made ready for llguidance.
+    """A JSON Schema, checked against its metaschema, with all that its root reaches.
 
     Args:
         document: The schema as plain JSON data; changed in place.
         closed: Whether objects that do not mention additional properties have none.
 
     Attributes:
-        document: What llguidance is given: equivalent to the original where the rest of this
-            package does not refuse it.
-        unicode_escapes: Whether strings must be able to contain control characters.
+        document: The schema without what says nothing, its numbers exact.
+        dialect: The validator class of its draft.
+        legacy: Whether a `$ref` hides what stands beside it (before 2019-09).
+        base: The URI of the document.
+        reached: Every object that is a schema and that the root reaches.
+        targets: What each `$ref` leads to, by id of the schema that has it.
+        unchecked: Keyword and path of what reads like a constraint and is none in this dialect.
         levels: How deep a recursive reader may go that follows each `$ref` once.
 
     Raises:
-        UnsupportedConstraintError: A keyword or format that is reached cannot be enforced.
-        ConstraintError: A `$ref` leads nowhere, or no finite value satisfies the schema.
+        UnsupportedConstraintError: Draft 3, or a `$ref` that leads out of the document.
+        ConstraintError: Not a valid schema, a `$ref` leads nowhere, or no finite value satisfies
+            the schema.
     """
 
     def __init__(self, document: Node, *, closed: bool = False) -> None:
-        self.document = document
-        self._closed = closed
-        self._paths = {id(v): path for path, v in _containers(document)}
-        self._dialect = str(document.get("$schema", "")) if isinstance(document, dict) else ""
-        self._legacy = re.search("draft-0[34567]", self._dialect) is not None
+        self.dialect = _dialect(document)
+        self.legacy = self.dialect in (Draft4Validator, Draft6Validator, Draft7Validator)
         self._check(document, "$")
-        self._targets: dict[int, Node] = {}  # of `$ref`, by id of the node that has it
+        self.document = _with_exact_numbers(document)
+        self._closed = closed
+        places = list(_containers(self.document))
+        self._paths = {id(value): path for value, path, _ in places}
+        self._pointers = {id(value): pointer for value, _, pointer in places}
+        self.targets: dict[int, Node] = {}
         self._comparisons = 0
         self.reached: list[dict[str, Any]] = []
-        self._reach(document)
+        self.unchecked: list[tuple[str, str]] = []
+        self._reach(self.document)
+        self._refuse_loops()
         if not self._has_finite_value():
             raise ConstraintError(
                 "no JSON value satisfies the schema: it requires `false`, or itself without end",
                 path="$",
             )
-        pointers_into_alternatives = any(
-            re.search("/(oneOf|anyOf)/", node["$ref"]) for node in self.reached if "$ref" in node
-        )
-        for node in self.reached:
-            self._rewrite(node, keep_alternatives=pointers_into_alternatives)
-        self.unicode_escapes = self._needs_unicode_escapes()
-        targets = {id(target): target for target in self._targets.values()}
-        self.levels = sum(depth(part) for part in (document, *targets.values()))
+        targets = {id(target): target for target in self.targets.values()}
+        self.levels = sum(depth(part) for part in (self.document, *targets.values()))
 
     def _check(self, schema: Node, at: str) -> None:
         """Hold a schema against the metaschema of the document's dialect."""
         try:
-            metaschema: Any = validator_for(
-                {"$schema": self._dialect}, default=Draft202012Validator
-            )
-        except ValueError as error:
-            path = "$.$schema"
-            raise ConstraintError(f"{path}: {error}: {self._dialect!r}", path=path) from error
-        if metaschema is Draft3Validator:
-            raise UnsupportedConstraintError(
-                "$.$schema: draft 3 is not supported; say it in draft 4 or later",
-                keyword="$schema",
-                path="$.$schema",
-            )
-        try:
-            metaschema.check_schema(schema, format_checker=_NO_FORMATS)
+            self.dialect.check_schema(schema, format_checker=_NO_FORMATS)
         except SchemaError as error:
             path = at + "".join(map(_step, error.absolute_path))
             message = shorten(error.message)
@@ -134,19 +137,42 @@ class Schema:
         """JSON path of a part of the document, such as `$.properties.age`."""
         return self._paths.get(id(node), "$") + "".join(map(_step, keys))
 
+    def reference(self, node: Any) -> str:
+        """The absolute URI of a part of the document."""
+        return f"{self.base}#{quote(self._pointers[id(node)])}"
+
     def places(self, keyword: str) -> Iterator[tuple[str, Any]]:
         """Path and value of a keyword wherever the root reaches it."""
         for node in self.reached:
             if keyword in node:
                 yield self.path(node, keyword), node[keyword]
 
+    def children(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The schemas directly inside one, but for those that are true or false."""
+        if self.legacy and "$ref" in node:
+            return
+        parts: list[Any] = []
+        for keyword in _WITH_SCHEMA:
+            inside = node.get(keyword)
+            parts += inside if isinstance(inside, list) else [inside]
+        for keyword in _WITH_NAMED_SCHEMAS:
+            inside = node.get(keyword)
+            parts += inside.values() if isinstance(inside, dict) else []
+        yield from (part for part in parts if isinstance(part, dict))
+
+    def resource(self) -> referencing.Resource[Any]:
+        """The document as `referencing` takes it."""
+        return self._specification.create_resource(self.document)
+
     def _reach(self, document: Node) -> None:
-        """Find and check every subschema that the root reaches, and what each `$ref` means."""
-        specification = specification_with(self._dialect, default=DRAFT202012)
-        root = specification.create_resource(document)
+        """Find every subschema that the root reaches, and what each `$ref` means."""
+        self._specification = specification = specification_with(
+            self.dialect.META_SCHEMA.get("$id", self.dialect.META_SCHEMA.get("id"))
+        )
+        root = self.resource()
         try:
-            base = root.id() or ""
-            resolver = referencing.Registry().with_resource(base, root).resolver(base)
+            self.base = root.id() or _ANONYMOUS
+            resolver = referencing.Registry().with_resource(self.base, root).resolver(self.base)
         except ValueError as error:
             raise ConstraintError(f"$: bad $id: {error}", path="$") from error
         stack = [(document, resolver)]
@@ -157,8 +183,8 @@ class Schema:
                 continue
             seen.add(id(node))
             self.reached.append(node)
-            self._refuse(node)  # first: what its dialect does not know is not checked inside
-            for child in _subschemas(node):
+            self._clean(node)  # first: what its dialect does not know is not checked inside
+            for child in self.children(node):
                 try:
                     inside = resolver.in_subresource(specification.create_resource(child))
                 except ValueError as error:
@@ -175,7 +201,7 @@ class Schema:
                 if not re.fullmatch(r"#(/(\$defs|definitions)/[^/]+)?", node["$ref"]):
                     # It may stand where the metaschema sees no schema, and so did not look.
                     self._check(found.contents, self.path(found.contents))
-                self._targets[id(node)] = found.contents
+                self.targets[id(node)] = found.contents
                 stack.append((found.contents, found.resolver))
 
     def _bad_reference(self, node: dict[str, Any]) -> ConstraintError:
@@ -191,75 +217,81 @@ class Schema:
             path=path,
         )
 
-    def _unsupported(self, node: dict[str, Any], keyword: str, why: str) -> ConstraintError:
-        path = self.path(node, keyword)
-        return UnsupportedConstraintError(f"{path}: {keyword!r} {why}", keyword=keyword, path=path)
-
-    def _refuse(self, node: dict[str, Any]) -> None:
-        """Raise for the first keyword that would be loosened; drop those that say nothing."""
+    def _clean(self, node: dict[str, Any]) -> None:
+        """Drop what says nothing, and note what only looks as if it said something."""
+        node.pop("$schema", None)  # jsonschema would turn to its own validators at it
+        if self.legacy and "$ref" in node:
+            return  # the rest is hidden
+        for keyword in _NOT_EVERYWHERE - self.dialect.VALIDATORS.keys():
+            node.pop(keyword, None)
         if not isinstance(node.get("items"), list):
             node.pop("additionalItems", None)  # says nothing without them
-        if self._legacy and "prefixItems" in node:
-            raise self._unsupported(node, "prefixItems", f"is not known to {self._dialect}")
         for keyword in _COUNTS:
             if keyword in node:
                 node[keyword] = int(node[keyword])
         for keyword, other in _MODIFIERS.items():
             if other not in node:
                 node.pop(keyword, None)
-        if "if" in node and "then" not in node and "else" not in node:
-            del node["if"]
         for keyword, harmless in _ALLOWS_ALL.items():
             if keyword in node and any(_equal(node[keyword], value) for value in harmless):
                 del node[keyword]
-        if "contentMediaType" in node and "json" not in node["contentMediaType"]:
-            del node["contentMediaType"]  # an annotation: it names no structure of the text
-        for keyword in _REFUSED:
+        if node.get("minProperties", 1) <= len(set(node.get("required", ()))):
+            node.pop("minProperties", None)
+        if self._closed and "properties" in node:
+            node.setdefault("additionalProperties", False)
+        if "format" in node and not formats.is_known(node["format"]):
+            self.unchecked.append(("format", self.path(node, "format")))
+            del node["format"]
+        for keyword in _UNCHECKED:
             if keyword in node:
-                raise self._unsupported(node, keyword, "is not supported: it cannot be enforced")
-        types = _types(node)
-        for keyword in _BOUNDS:
-            bound = node.get(keyword)
-            if bound is not None and abs(bound) > _EXACT and "integer" in types:
-                raise self._unsupported(node, keyword, "is not supported beyond 2**53")
-        for keyword in ("const", "enum"):
-            if any(not _exact(number) for number in _numbers(node.get(keyword))):
-                raise self._unsupported(
-                    node, keyword, "is not supported with integers that float64 cannot hold"
-                )
-        self._refuse_format(node)
-        self._check_min_properties(node)
+                if keyword != "contentMediaType" or "json" in str(node[keyword]):
+                    self.unchecked.append((keyword, self.path(node, keyword)))
+                del node[keyword]
+        for keyword in ("pattern", "patternProperties"):
+            value = node.get(keyword, ())
+            for pattern in [value] if isinstance(value, str) else value:
+                self._check_pattern(pattern, self.path(node, keyword))
 
-    def _refuse_format(self, node: dict[str, Any]) -> None:
-        name = node.get("format")
-        known = formats.ENFORCED | formats.HINTS | set(formats.PATTERNS) | set(formats.BOUNDS)
-        numeric = name in formats.BOUNDS or name in ("float", "double")
-        if name is None or (name in known and not (numeric and "integer" not in _types(node))):
-            return
-        path = self.path(node, "format")
-        raise UnsupportedConstraintError(
-            f"{path}: the format {name!r} is not supported (supported: "
-            f"{', '.join(sorted(known))}); a `pattern` may say the same",
-            keyword="format",
-            path=path,
-        )
+    def _check_pattern(self, pattern: str, path: str) -> None:
+        try:
+            compiled(pattern)
+        except PatternError as error:
+            raise ConstraintError(
+                f"{path}: {shorten(pattern)!r} is not a regular expression: {error}", path=path
+            ) from error
 
-    def _check_min_properties(self, node: dict[str, Any]) -> None:
-        """A key may be written twice, which counts once; so at least two must be told apart."""
-        least = node.get("minProperties")
-        if least is None:
-            return
-        if least <= len(set(node.get("required", ()))):
-            del node["minProperties"]
-        elif least > 1 and (
-            node.get("additionalProperties") is not False or "patternProperties" in node
-        ):
-            raise self._unsupported(
-                node,
-                "minProperties",
-                "above 1 is only supported where all properties are listed and "
-                '"additionalProperties" is false',
-            )
+    def _refuse_loops(self) -> None:
+        """Refuse a schema that applies itself to the same value, which nothing can end."""
+        applied: dict[int, list[dict[str, Any]]] = {}
+        for node in self.reached:
+            target = self.targets.get(id(node))
+            parts: list[Any] = [] if target is None else [target]
+            if target is None or not self.legacy:
+                parts += [node.get(keyword) for keyword in ("not", "if", "then", "else")]
+                for keyword in ("allOf", "anyOf", "oneOf"):
+                    parts += node.get(keyword, ())
+            applied[id(node)] = [part for part in parts if isinstance(part, dict)]
+        done: set[int] = set()
+        for start in self.reached:
+            trail: list[tuple[dict[str, Any], Iterator[dict[str, Any]]]] = []
+            trail.append((start, iter(applied[id(start)])))
+            open_: set[int] = {id(start)}
+            while trail:
+                node, parts_left = trail[-1]
+                part = next(parts_left, None)
+                if part is None:
+                    trail.pop()
+                    open_.discard(id(node))
+                    done.add(id(node))
+                elif id(part) in open_:
+                    path = self.path(part)
+                    raise ConstraintError(
+                        f"{path}: the schema applies itself to the same value without end",
+                        path=path,
+                    )
+                elif id(part) not in done:
+                    open_.add(id(part))
+                    trail.append((part, iter(applied[id(part)])))
 
     def _has_finite_value(self) -> bool:
         """Whether the recursion of the schema can end (values and bounds are not looked at)."""
@@ -269,13 +301,15 @@ class Schema:
             return schema if isinstance(schema, bool) else finite.get(id(schema), False)
 
         def ends(node: dict[str, Any]) -> bool:
-            if id(node) in self._targets and not holds(self._targets[id(node)]):
+            if self.legacy and id(node) in self.targets:
+                return holds(self.targets[id(node)])
+            if id(node) in self.targets and not holds(self.targets[id(node)]):
                 return False
             if not all(map(holds, node.get("allOf", ()))):
                 return False
             if any(k in node and not any(map(holds, node[k])) for k in ("anyOf", "oneOf")):
                 return False
-            types = _types(node)
+            types = types_of(node)
             if "const" in node or "enum" in node or types - {"object", "array"}:
                 return True
             if "object" in types:
@@ -298,61 +332,13 @@ class Schema:
                     finite[id(node)] = changed = True
         return holds(self.document)
 
-    def _rewrite(self, node: dict[str, Any], *, keep_alternatives: bool) -> None:
-        """Say in words that llguidance enforces what it would loosen or refuse."""
-        also: list[Node] = []
-        if self._closed and "properties" in node:
-            node.setdefault("additionalProperties", False)
-        name = node.get("format")
-        if name in formats.PATTERNS:
-            also.append({"pattern": formats.PATTERNS[name]})
-        elif name in formats.BOUNDS:
-            low, high = formats.BOUNDS[name]
-            also.append({"minimum": low, "maximum": high})
-        if re.search(r"\\[sS]", node.get("pattern", "")):
-            also.append({"pattern": formats.PORTABLE_SPACES})
-        if name not in formats.ENFORCED:
-            node.pop("format", None)
-        options = node.get("oneOf")
-        if options is not None and not keep_alternatives and self._exclusive(node, options):
-            del node["oneOf"]
-            also.append({"anyOf": options})
-        if also:
-            node["allOf"] = [*node.get("allOf", ()), *also]
-
-    def _needs_unicode_escapes(self) -> bool:
-        r"""Whether strings must be able to contain `\uXXXX`, for the sake of control characters.
-
-        They are left out where they can be: with them the name of an additional property could
-        be another spelling of one that is restricted, and so escape the restriction. But without
-        them llguidance drops control characters from literals and patterns.
-        """
-        needed = [
-            (node, keyword)
-            for node in self.reached
-            for keyword in ("const", "enum", "pattern", "patternProperties")
-            if keyword in node and _has_control_characters(keyword, node[keyword])
-        ]
-        open_names = any(
-            {"properties", "required", "patternProperties"} & node.keys()
-            and node.get("additionalProperties") is not False
-            for node in self.reached
-        )
-        if needed and open_names:
-            raise self._unsupported(
-                *needed[0],
-                "is not supported with control characters, unless all objects of the schema "
-                'have "additionalProperties": false',
-            )
-        return bool(needed)
-
-    def _exclusive(self, node: dict[str, Any], options: list[Node]) -> bool:
+    def exclusive(self, node: dict[str, Any], options: list[Node]) -> bool:
         """Whether no value satisfies two of the alternatives, so that `oneOf` is `anyOf`."""
-        around = self._facts({k: v for k, v in node.items() if k != "oneOf"}, node)
-        facts = [around + self._facts(option) for option in options]
+        around = self.facts({k: v for k, v in node.items() if k != "oneOf"}, node)
+        facts = [around + self.facts(option) for option in options]
         return all(self._disjoint(a, b) for i, a in enumerate(facts) for b in facts[i + 1 :])
 
-    def _facts(self, schema: Node, node: Node | None = None) -> list[dict[str, Any]]:
+    def facts(self, schema: Node, node: Node | None = None) -> list[dict[str, Any]]:
         """The schemas that all hold where this one does: itself, its `$ref` and `allOf`."""
         facts: list[dict[str, Any]] = []
         stack, seen = [(schema, node or schema)], set()
@@ -363,22 +349,22 @@ class Schema:
             elif id(original) not in seen:
                 seen.add(id(original))
                 facts.append(part)
-                if id(original) in self._targets:
-                    if self._legacy:
+                if id(original) in self.targets:
+                    if self.legacy:
                         facts.pop()  # before 2019-09, what stands beside a `$ref` says nothing
-                    stack.append((self._targets[id(original)],) * 2)
-                if not (self._legacy and id(original) in self._targets):
+                    stack.append((self.targets[id(original)],) * 2)
+                if not (self.legacy and id(original) in self.targets):
                     stack += [(s, s) for s in part.get("allOf", ())]
         return facts
 
     def _disjoint(self, a: list[dict[str, Any]], b: list[dict[str, Any]], depth: int = 4) -> bool:
         """Whether no value satisfies both conjunctions, as far as is easy to see."""
-        types = frozenset.intersection(*(_types(f) for f in a), *(_types(f) for f in b))
+        types = frozenset.intersection(*(types_of(f) for f in a), *(types_of(f) for f in b))
         if not types:
             return True
         listed = [f["enum"] for f in (*a, *b) if "enum" in f]
         listed += [[f["const"]] for f in (*a, *b) if "const" in f]
-        if listed and not set.intersection(*({_key(v) for v in values} for values in listed)):
+        if listed and not set.intersection(*({key_of(v) for v in values} for values in listed)):
             return True
         self._comparisons += 1
         if types != {"object"} or not depth or self._comparisons > _MOST_COMPARISONS:
@@ -393,33 +379,64 @@ class Schema:
         inside: list[dict[str, Any]] = [{}]
         for fact in facts:
             if name in fact.get("properties", {}):
-                inside += self._facts(fact["properties"][name])
+                inside += self.facts(fact["properties"][name])
             elif "patternProperties" not in fact:
                 closed = self._closed and "properties" in fact
-                inside += self._facts(fact.get("additionalProperties", not closed))
+                inside += self.facts(fact.get("additionalProperties", not closed))
         return inside
 
 
-def _subschemas(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The schemas directly inside one, but for those that are true or false."""
-    parts: list[Any] = []
-    for keyword in _WITH_SCHEMA:
-        inside = node.get(keyword)
-        parts += inside if isinstance(inside, list) else [inside]
-    for keyword in _WITH_NAMED_SCHEMAS:
-        parts += node.get(keyword, {}).values()
-    yield from (part for part in parts if isinstance(part, dict))
+def _dialect(document: Node) -> Any:
+    """The validator class of a document's draft: the one it names, or else the newest that fits.
+
+    Raises:
+        UnsupportedConstraintError: It names draft 3.
+        ConstraintError: It names an unknown one.
+    """
+    named = str(document.get("$schema", "")) if isinstance(document, dict) else ""
+    if not named:
+        for dialect in (Draft202012Validator, Draft7Validator, Draft4Validator):
+            try:
+                dialect.check_schema(document, format_checker=_NO_FORMATS)
+            except SchemaError:
+                continue
+            return dialect
+        return Draft202012Validator
+    try:
+        found: Any = validator_for({"$schema": named}, default=Draft202012Validator)
+    except ValueError as error:
+        path = "$.$schema"
+        raise ConstraintError(f"{path}: {error}: {named!r}", path=path) from error
+    if found is Draft3Validator:
+        raise UnsupportedConstraintError(
+            "$.$schema: draft 3 is not supported; say it in draft 4 or later",
+            keyword="$schema",
+            path="$.$schema",
+        )
+    return found
 
 
-def _containers(value: Any, path: str = "$") -> Iterator[tuple[str, Any]]:
-    """Every array and object in JSON data with its JSON path."""
-    stack = [(path, value)]
+def _with_exact_numbers(value: Any) -> Any:
+    """The same data; each float an `int`, or the `Decimal` that it is written as."""
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            value[key] = _with_exact_numbers(part)
+    elif isinstance(value, float):
+        number = Decimal(repr(value))
+        return int(number) if abs(value) < 1e300 and is_whole(number) else number
+    return value
+
+
+def _containers(value: Any) -> Iterator[tuple[Any, str, str]]:
+    """Every array and object in JSON data with its JSON path and its JSON pointer."""
+    stack = [(value, "$", "")]
     while stack:
-        path, value = stack.pop()
+        value, path, pointer = stack.pop()
         if isinstance(value, dict | list):
-            yield path, value
-            parts = value.items() if isinstance(value, dict) else enumerate(value)
-            stack += [(path + _step(k), v) for k, v in parts]
+            yield value, path, pointer
+            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+                step = str(key).replace("~", "~0").replace("/", "~1")
+                stack.append((part, path + _step(key), f"{pointer}/{step}"))
 
 
 def depth(value: Any) -> int:
@@ -447,7 +464,7 @@ def shorten(text: str, length: int = 200) -> str:
     return f"{text[: length * 2 // 3]} ... {text[-length // 4 :]}"
 
 
-def _types(node: dict[str, Any]) -> frozenset[str]:
+def types_of(node: dict[str, Any]) -> frozenset[str]:
     """JSON types that the node's `type` allows; whole numbers are `integer`."""
     said = node.get("type")
     if said is None:
@@ -456,44 +473,5 @@ def _types(node: dict[str, Any]) -> frozenset[str]:
     return types | {"integer"} if "number" in types else types
 
 
-def _has_control_characters(keyword: str, value: Any) -> bool:
-    """Whether strings or patterns mention characters that JSON has no short escape for."""
-    text = json.dumps(list(value) if keyword == "patternProperties" else value)
-    if keyword in ("const", "enum"):
-        return re.search(r"\\u00[01]|\\u007f|\x7f", text) is not None
-    escapes = r"\\u00[01]|\\u007f|\x7f|\\\\([av0-7c]|x[01]|x7f|u00[01]|u007f|[xuU]\{)"
-    return re.search(escapes, text, re.IGNORECASE) is not None
-
-
-def _numbers(value: Any) -> Iterator[int | float]:
-    stack = [value]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, dict):
-            stack += value.values()
-        elif isinstance(value, list):
-            stack += value
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield value
-
-
-def _exact(number: int | float) -> bool:
-    try:
-        return not isinstance(number, int) or int(float(number)) == number
-    except OverflowError:
-        return False
-
-
-def _key(value: Any) -> str:
-    """Equal for JSON values that JSON Schema calls equal (1 and 1.0; not 1 and true)."""
-    if isinstance(value, dict):
-        return json.dumps({k: _key(v) for k, v in value.items()}, sort_keys=True)
-    if isinstance(value, list):
-        return json.dumps([_key(v) for v in value])
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value)
-
-
 def _equal(a: Any, b: Any) -> bool:
-    return _key(a) == _key(b)
+    return key_of(a) == key_of(b)

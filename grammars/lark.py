@@ -247,9 +247,12 @@ def _inline(schema: Any, line: int, limits: Limits) -> _Inline:
         ) from None
     except ConstraintError as error:
         raise ConstraintError(f"line {line}: %json: {error}", path=error.path) from None
-    if constraint.check() is not None:
+    for missing in constraint.relaxed:
         raise UnsupportedConstraintError(
-            f"line {line}: %json: the schema asks for more than a grammar can say", keyword="%json"
+            f"line {line}: %json: {missing.path}: {missing.keyword!r} is more than a grammar can "
+            "say",
+            keyword=missing.keyword,
+            path=missing.path,
         )
     return _Inline(constraint._grammar.partition("start: ")[2].strip(), constraint._levels)
 

@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -307,6 +307,12 @@ class _BytesOnly:
 
     def __call__(self, text: bytes) -> list[int]:
         return []
+
+
+@cache
+def every_byte() -> Vocabulary:
+    """One token for each byte: to try a grammar, or ask it about a text, without a model."""
+    return Vocabulary([bytes([i]) for i in range(256)] + [b""], eos_ids=[256])
 
 
 _tokens_of: WeakKeyDictionary[Vocabulary, _Tokens] = WeakKeyDictionary()

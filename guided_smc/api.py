@@ -220,6 +220,7 @@ class LM:
             constraint = constraints[0] if len(constraints) == 1 else Intersection(*constraints)
             if (check := constraint.check()) is not None:
                 scores = [*check.factors(), *scores]
+            warnings += constraint.notes()
             if opts.stop:
                 raise OptionError(
                     "stop strings cannot be used with a constraint: the constraint says where "

@@ -40,10 +40,10 @@ class ConstraintError(GuidedSMCError, ValueError):
 
 
 class UnsupportedConstraintError(ConstraintError):
-    """A schema uses a keyword that cannot be enforced exactly; it is never silently loosened.
+    """A schema needs what is not supported: draft 3, or a `$ref` that leads out of the document.
 
     Attributes:
-        keyword: The keyword, such as `uniqueItems`.
+        keyword: The keyword, such as `$ref`.
     """
 
     def __init__(self, message: str, *, keyword: str, path: str | None = None) -> None:

@@ -148,8 +148,12 @@ class Constraint(Potential):
         """
 
     def check(self) -> Potential | None:
-        """What the mask cannot say of a finished text, as a score to multiply in."""
+        """What the mask cannot say of a text, as a score to multiply in."""
         return None
+
+    def notes(self) -> tuple[str, ...]:
+        """What users should know of how it is enforced; goes into the result's warnings."""
+        return ()
 
     def parse(self, text: str) -> Any:
         """The typed value of a member of the language."""
@@ -209,6 +213,10 @@ class Intersection(Constraint):
         """The checks of all parts."""
         checks = [check for c in self.constraints if (check := c.check()) is not None]
         return Product(*checks) if checks else None
+
+    def notes(self) -> tuple[str, ...]:
+        """The notes of all parts."""
+        return tuple(note for c in self.constraints for note in c.notes())
 
     def parse(self, text: str) -> Any:
         """The value as the first constraint sees it."""

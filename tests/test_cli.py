@@ -175,7 +175,7 @@ def test_the_help_states_the_exit_codes_and_every_sampling_option():
         ("generate p.txt --schema p.txt", "schema p.txt is not valid JSON"),
         ("generate p.txt --schema plugin:likes_green", "is not a pydantic model"),
         ("generate p.txt --schema invalid.json", "$.properties.age"),
-        ("generate p.txt --schema unsupported.json", "uniqueItems"),
+        ("generate p.txt --schema unsupported.json", "other.json"),
         ("generate p.txt -o no/out.jsonl", "cannot write to no/out.jsonl: No such file"),
         ("generate p.txt -o p.txt --overwrite", "p.txt is the prompt file"),
         ("generate p.txt -o taken.jsonl", "taken.jsonl already exists"),
@@ -189,7 +189,7 @@ def test_the_help_states_the_exit_codes_and_every_sampling_option():
 def test_what_cannot_run_is_told_in_one_line_before_anything_runs(folder, arguments, message):
     invalid = {"type": "object", "properties": {"age": {"type": "integre"}}}
     (folder / "invalid.json").write_text(json.dumps(invalid))
-    unsupported = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    unsupported = {"type": "array", "items": {"$ref": "other.json"}}
     (folder / "unsupported.json").write_text(json.dumps(unsupported))
     (folder / "taken.jsonl").write_text("{}\n")
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guided_smc.errors import ConstraintError, OutputValidationError, UnsupportedConstraintError
-from guided_smc.grammars import Limits, json_schema
+from guided_smc.grammars import Limits, Relaxed, json_schema
 from guided_smc.potentials import Completion
 from guided_smc.vocabulary import Vocabulary
 
@@ -57,9 +57,23 @@ def after(constraint, data, vocabulary=VOCABULARY):
     return state, all(state.advance(byte) for byte in data)
 
 
-def accepts(constraint, text):
+def in_mask(constraint, text):
+    """Whether the mask alone lets a text pass."""
     state, viable = after(constraint, text.encode())
     return viable and state.accepting
+
+
+def dies_at(constraint, text):
+    """How much of a text the check has seen when it gives up; None if it accepts the text."""
+    check = constraint.check()
+    for n in range(len(text) + 1):
+        if check.log_prefix([Completion("", (), text[:n], False, VOCABULARY)])[0]:
+            return n
+    return None if check.log_complete([Completion("", (), text, True, VOCABULARY)])[0] == 0 else n
+
+
+def accepts(constraint, text):
+    return in_mask(constraint, text) and dies_at(constraint, text) is None
 
 
 def masks(constraint, states, vocabulary=VOCABULARY):
@@ -219,51 +233,151 @@ def test_a_supported_keyword_admits_valid_texts_and_no_invalid_ones(schema, vali
     assert [text for text in invalid if accepts(constraint, text)] == []
 
 
-REFUSED = [
-    ({"not": INTEGER}, "not", "$.not"),
-    ({"if": INTEGER, "then": {"minimum": 1}}, "if", "$.if"),
-    ({"properties": {"a": {"uniqueItems": True}}}, "uniqueItems", "$.properties.a.uniqueItems"),
-    ({"contains": INTEGER, "minContains": 2}, "contains", "$.contains"),
-    ({"dependentRequired": {"a": ["b"]}}, "dependentRequired", "$.dependentRequired"),
-    ({"dependentSchemas": {"a": INTEGER}}, "dependentSchemas", "$.dependentSchemas"),
-    ({"dependencies": {"a": ["b"]}}, "dependencies", "$.dependencies"),
-    ({"unevaluatedProperties": False}, "unevaluatedProperties", "$.unevaluatedProperties"),
-    ({"unevaluatedItems": False}, "unevaluatedItems", "$.unevaluatedItems"),
-    ({"propertyNames": {"maxLength": 3}}, "propertyNames", "$.propertyNames"),
-    ({"$dynamicRef": "#a"}, "$dynamicRef", "$.$dynamicRef"),
-    ({"anyOf": [{}, {"format": "idn-email"}]}, "format", "$.anyOf[1].format"),
-    ({"items": {"format": "unknown"}}, "format", "$.items.format"),
-    ({"type": "string", "format": "int32"}, "format", "$.format"),
-    ({"contentEncoding": "base64"}, "contentEncoding", "$.contentEncoding"),
-    ({"contentMediaType": "application/json"}, "contentMediaType", "$.contentMediaType"),
-    ({"oneOf": [INTEGER, {"type": "number"}]}, "oneOf", "$.oneOf"),
-    ({"oneOf": [tag("a"), {"type": "object"}]}, "oneOf", "$.oneOf"),
-    ({"minProperties": 2}, "minProperties", "$.minProperties"),
-    (
-        {"properties": {"a": {"maxProperties": 2, "properties": {"b": {}}}}},
-        "maxProperties",
-        "$.properties.a.maxProperties",
+# What the mask does not know: schema, keyword and path that the constraint names, valid texts, and
+# invalid ones with as much of them as is read before the check gives up (None: the mask refuses).
+CHECKED = {
+    "not": ({"not": INTEGER}, "not", "$.not", ['"a"', "1.5"], {"12": 2}),
+    "if": (
+        {"type": "integer", "if": {"minimum": 5}, "then": {"multipleOf": 2}},
+        "if", "$.if", ["3", "6"], {"7": 1},
     ),
-    ({"patternProperties": {"a": {}, "b": INTEGER}}, "patternProperties", "$.patternProperties"),
-    ({"properties": {"a.b": {"pattern": "^(?=a)"}}}, "pattern", '$.properties["a.b"].pattern'),
-    ({"pattern": r"^(a)\1$"}, "pattern", "$.pattern"),
-    ({"type": "integer", "maximum": 2**60}, "maximum", "$.maximum"),
-    ({"const": [2**53 + 1]}, "const", "$.const"),
-    ({"type": "integer", "multipleOf": 10**20}, "multipleOf", "$.multipleOf"),
-    ({"$ref": "https://example.com/a.json"}, "$ref", "$.$ref"),
-    ({"$ref": "http://json-schema.org/draft-07/schema#"}, "$ref", "$.$ref"),
-    ({"$schema": "http://json-schema.org/draft-03/schema#"}, "$schema", "$.$schema"),
-    (
-        {"properties": {"a": {}}, "required": ["b"], "anyOf": [{"const": "\u0001"}, {}]},
-        "const",
-        "$.anyOf[0].const",
+    "uniqueItems": (
+        {"properties": {"a": {"items": {}, "uniqueItems": True}}},
+        "uniqueItems", "$.properties.a.uniqueItems",
+        ['{"a": [1, 2, true, "1", [1], [true]]}'],
+        {'{"a": [1, 1]}': 12, '{"a": [{"b": 1}, {"b": 1.0}, 3]}': 27, '{"a": [1, 1.00, 2]}': 15},
     ),
-    ({"$ref": "#/$defs/a", "$defs": {"a": {"items": {"not": {}}}}}, "not", "$.$defs.a.items.not"),
-]  # fmt: skip
+    "contains": (
+        {"type": "array", "contains": INTEGER, "minContains": 2},
+        "contains", "$.contains", ['[1, "a", 2]'], {'["a", 1]': 8, "[1]": None},
+    ),
+    "dependentRequired": (
+        {"type": "object", "dependentRequired": {"a": ["b"]}},
+        "dependentRequired", "$.dependentRequired",
+        ['{"a": 1, "b": 2}', '{"c": 1}'], {'{"a": 1}': 8},
+    ),
+    "dependentSchemas": (
+        {"type": "object", "dependentSchemas": {"a": {"maxProperties": 1}}},
+        "dependentSchemas", "$.dependentSchemas", ['{"a": 1}'], {'{"a": 1, "b": 2}': 16},
+    ),
+    "dependencies": (
+        {"type": "object", "dependencies": {"a": ["b"]}},
+        "dependencies", "$.dependencies", ['{"b": 1}'], {'{"a": 1}': 8},
+    ),
+    "unevaluatedProperties": (
+        {"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False, "type": "object"},
+        "unevaluatedProperties", "$.unevaluatedProperties", ['{"a": 1}'], {'{"b": 1}': 8},
+    ),
+    "unevaluatedItems": (
+        {"type": "array", "prefixItems": [{}], "unevaluatedItems": False},
+        "unevaluatedItems", "$.unevaluatedItems", ["[1]"], {"[1, 2]": 6},
+    ),
+    "propertyNames": (
+        {"type": "object", "propertyNames": {"maxLength": 3}},
+        "propertyNames", "$.propertyNames", ['{"abc": 1}'], {'{"abcd": 1}': 7},
+    ),
+    "$dynamicRef": (
+        {"$dynamicRef": "#a", "$defs": {"a": {"$dynamicAnchor": "a", "type": "integer"}}},
+        "$dynamicRef", "$.$dynamicRef", ["1"], {'"a"': 3},
+    ),
+    "format": (
+        {"items": {"type": "string", "format": "regex"}, "type": "array"},
+        "format", "$.items.format", ['["^a$"]'], {'["(", "a"]': 4},
+    ),
+    "oneOf": (
+        {"oneOf": [INTEGER, {"type": "number", "minimum": 3}]},
+        "oneOf", "$.oneOf", ["2", "3.5"], {"4": 1},
+    ),
+    "oneOf in branches": (
+        {"type": "object", "required": ["t", "l"], "oneOf": [
+            {"properties": {"t": {"const": "a"}, "l": {"items": INTEGER, "uniqueItems": True}}},
+            {"properties": {"t": {"const": "b"}, "l": {"type": "null"}}}]},
+        "uniqueItems", "$.oneOf[0].properties.l.uniqueItems",
+        ['{"t": "a", "l": [1, 2]}', '{"t": "b", "l": null}'],
+        {'{"t": "a", "l": [1, 1]}': 22},
+    ),
+    "minProperties": (
+        {"type": "object", "minProperties": 2, "properties": {"a": {}, "b": {}}},
+        "minProperties", "$.minProperties", ['{"a": 1, "c": 2}'], {'{"a": 1}': 8},
+    ),
+    "maxProperties": (
+        {"properties": {"a": {"type": "object", "maxProperties": 2, "properties": {"b": {}}}}},
+        "maxProperties", "$.properties.a.maxProperties",
+        ['{"a": {"b": 1, "c": 2}}'],
+        {'{"a": {"b": 1, "c": 2, "d": 3}}': 26},
+    ),
+    "patternProperties": (
+        {"type": "object", "patternProperties": {"a": {"minimum": 2}, "b": INTEGER}},
+        "patternProperties", "$.patternProperties",
+        ['{"ab": 2, "a": 2.5, "c": null}'],
+        {'{"ab": 1, "c": 1}': 9, '{"b": 1.5}': 10},
+    ),
+    "look-ahead": (
+        {"properties": {"a.b": {"type": "string", "pattern": "^(?=a).b"}}},
+        "pattern", '$.properties["a.b"].pattern', ['{"a.b": "ab"}'], {'{"a.b": "bb"}': 12},
+    ),
+    "back-reference": (
+        {"type": "string", "pattern": r"^(a|b)\1$"}, "pattern", "$.pattern", ['"aa"'], {'"ab"': 4},
+    ),
+    "large bounds": (
+        {"type": "integer", "maximum": 2**60},
+        "maximum", "$.maximum", [f"{2**60}"], {f"{2**60 + 1}": 19},
+    ),
+    "large constants": (
+        {"const": [2**53 + 1]}, "const", "$.const", [f"[{2**53 + 1}]"], {f"[{2**53}]": 18},
+    ),
+    "large multiples": (
+        {"type": "integer", "multipleOf": 10**20}, "multipleOf", "$.multipleOf",
+        [f"{10**21}", "0"], {f"{10**20 + 1}": 21},
+    ),
+    "recursion with siblings": (
+        {"$ref": "#/$defs/t", "$defs": {"t": {"type": "object", "properties": {
+            "t": {"$ref": "#/$defs/t", "maxProperties": 1}}}}},
+        "maxProperties", "$.$defs.t.properties.t.maxProperties",
+        ['{"t": {"t": {}}}', '{"a": 1, "b": 2}'],
+        {'{"t": {"a": 1, "b": 2}}': 18},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema, keyword, path, valid, invalid", CHECKED.values(), ids=CHECKED)
+def test_what_the_mask_does_not_know_is_checked_as_soon_as_it_is_closed(
+    schema, keyword, path, valid, invalid
+):
+    constraint = json_schema(schema)
+    assert Relaxed(keyword, path) in constraint.relaxed
+    assert f"{keyword} ({path})" in constraint.notes()[0]
+    assert [text for text in valid if not accepts(constraint, text)] == []
+    for text, where in invalid.items():
+        if where is None:
+            assert not in_mask(constraint, text)
+        else:
+            assert in_mask(constraint, text)
+            assert dies_at(constraint, text) == where
 
 
 @pytest.mark.parametrize(
-    "schema, keyword, path", REFUSED, ids=lambda x: x if type(x) is str else ""
+    "schema, keyword, path",
+    [
+        ({"items": {"format": "unknown"}}, "format", "$.items.format"),
+        ({"contentEncoding": "base64"}, "contentEncoding", "$.contentEncoding"),
+        ({"contentMediaType": "application/json"}, "contentMediaType", "$.contentMediaType"),
+    ],
+)
+def test_what_nothing_enforces_is_said(schema, keyword, path):
+    constraint = json_schema(schema)
+    assert constraint.relaxed == (Relaxed(keyword, path, enforced=False),)
+    assert constraint.notes() == (f"nothing is checked for {keyword} ({path}): an annotation here",)
+
+
+@pytest.mark.parametrize(
+    "schema, keyword, path",
+    [
+        ({"$ref": "https://example.com/a.json"}, "$ref", "$.$ref"),
+        ({"$ref": "http://json-schema.org/draft-07/schema#"}, "$ref", "$.$ref"),
+        ({"$schema": "http://json-schema.org/draft-03/schema#"}, "$schema", "$.$schema"),
+        ({"items": {"not": {"$ref": "other.json"}}}, "$ref", "$.items.not.$ref"),
+    ],
 )
 def test_what_cannot_be_enforced_is_refused_by_name_and_place(schema, keyword, path):
     with pytest.raises(UnsupportedConstraintError) as refused:
@@ -341,11 +455,95 @@ def test_an_escaped_spelling_of_a_property_does_not_evade_its_schema():
     assert not accepts(constraint, '{"a": 1, "a": "x"}')
 
 
-def test_a_repeated_key_does_not_count_twice():
-    schema = {"type": "object", "required": ["a"], "minProperties": 1, "additionalProperties": {}}
-    assert accepts(json_schema(schema), '{"a": 1}')
-    with pytest.raises(UnsupportedConstraintError):
-        json_schema({**schema, "minProperties": 2})
+@pytest.mark.parametrize(
+    "text", ['{"b": 1, "b": 1}', r'{"b": 1, "\u0062": 2}', '{"a":{"b":1,"b":2}}']
+)
+def test_a_repeated_key_ends_a_text(text):
+    constraint = json_schema({"type": "object", "properties": {"a": {}}})
+    assert in_mask(constraint, text)
+    assert dies_at(constraint, text) == text.rindex(":")
+
+
+@pytest.mark.parametrize(
+    "text, valid",
+    [
+        (r'"\u00e9\ud83d\ude00"', True),
+        ('"é😀"', True),
+        (r'"\ud83d"', False),
+        (r'"\ude00\ud83d"', False),
+        (r'{"\u0022": 1, "\"a": {}, "": []}', True),
+        ("1e5", True),
+        ("-0.0e-10", True),
+        ("1" * 5000, True),
+        ("[" * 50 + "]" * 50, True),
+    ],
+)
+def test_json_is_accepted_in_its_many_spellings(text, valid):
+    assert accepts(json_schema({}), text) == valid
+    assert dies_at(json_schema({}), text) is None or not valid
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    ),
+    indent=st.sampled_from([None, 1]),
+    ensure_ascii=st.booleans(),
+    damage=st.none() | st.tuples(st.integers(0, 200), st.sampled_from('{}[],:"1e-.\\ux tn')),
+)
+def test_the_check_reads_json_as_json_is_read(value, indent, ensure_ascii, damage):
+    try:
+        text = json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+        text.encode()
+    except UnicodeEncodeError:
+        return
+    if damage is not None:
+        at, char = damage
+        text = text[:at] + char + text[at + 1 :]
+    try:
+        pairs = json.loads(text, object_pairs_hook=lambda p: p, parse_constant=lambda _: 1 / 0)
+        valid = not _repeats(pairs) and not any(
+            "\ud800" <= c <= "\udfff" for c in json.dumps(pairs, ensure_ascii=False)
+        )
+    except (ValueError, ZeroDivisionError):
+        valid = False
+    assert (dies_at(json_schema({}), text) is None) == valid
+
+
+def _repeats(pairs):
+    """Whether an object, read as a list of pairs, has a key twice."""
+    if not isinstance(pairs, list):
+        return False
+    if pairs and all(type(p) is tuple for p in pairs):
+        keys = [key for key, _ in pairs]
+        return len(set(keys)) < len(keys) or any(_repeats(value) for _, value in pairs)
+    return any(_repeats(part) for part in pairs)
+
+
+def test_texts_that_fork_are_checked_apart_and_at_the_cost_of_what_is_new():
+    constraint = json_schema({"items": {"type": "string"}, "uniqueItems": True})
+    check = constraint.check()
+    words = [f'"{i}"' for i in range(300)]
+    texts = ["[" + ", ".join(words[:n]) for n in range(1, 301)]
+    for text in texts:
+        forks = [f"{text}, {word}," for word in ('"new"', '"0"')]
+        scores = check.log_prefix([Completion("", (), t, False, VOCABULARY) for t in forks])
+        assert scores == [0.0, -float("inf")]
+
+
+def test_an_enum_of_ten_thousand_values_is_exact():
+    constraint = json_schema({"type": "array", "items": {"enum": [f"v{i}" for i in range(10_000)]}})
+    assert accepts(constraint, '["v9999", "v0"]')
+    assert not accepts(constraint, '["v10000"]')
+
+
+def test_a_pattern_that_backtracks_for_years_is_an_error_and_no_hang():
+    constraint = json_schema({"type": "string", "pattern": "^(?=(a|aa)+$)"})
+    with pytest.raises(ValueError, match="takes too long"):
+        dies_at(constraint, '"' + "a" * 40 + '!"')
 
 
 @pytest.mark.parametrize(
@@ -636,7 +834,7 @@ def test_a_pydantic_model_that_allows_extra_properties_gets_them():
 def test_a_validator_that_the_schema_does_not_show_is_an_output_error():
     text = '{"shape": {"kind": "square", "side": 1}}'
     constraint = json_schema(Drawing)
-    assert accepts(constraint, text)
+    assert in_mask(constraint, text) and not accepts(constraint, text)
     with pytest.raises(OutputValidationError, match="no unit squares") as refused:
         constraint.parse(text)
     assert (refused.value.text, refused.value.finish_reason) == (text, "stop")
