@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         TokenizerMismatchError,
         UnsupportedConstraintError,
     )
-    from guided_smc.grammars import json_schema
+    from guided_smc.grammars import LarkText, PartialRegex, PrefixConstraint, json_schema, predicate
     from guided_smc.models.table import TableModel
     from guided_smc.options import Options
     from guided_smc.potentials import Completion, Constraint, Potential
@@ -65,7 +65,7 @@ _HOMES = {
         "TokenizerMismatchError",
         "UnsupportedConstraintError",
     ),
-    "grammars": ("json_schema",),
+    "grammars": ("LarkText", "PartialRegex", "PrefixConstraint", "json_schema", "predicate"),
     "models.table": ("TableModel",),
     "options": ("Options",),
     "potentials": ("Completion", "Constraint", "Potential"),
@@ -93,14 +93,17 @@ __all__ = [
     "ErrorEvent",
     "GuidedSMCError",
     "IncompleteOutputError",
+    "LarkText",
     "ModelError",
     "OptionError",
     "Options",
     "OutputError",
     "OutputValidationError",
+    "PartialRegex",
     "Particle",
     "Potential",
     "PotentialError",
+    "PrefixConstraint",
     "PromptError",
     "Result",
     "ResultEvent",
@@ -115,6 +118,7 @@ __all__ = [
     "derive_seed",
     "json_schema",
     "load",
+    "predicate",
     "reward",
 ]
 
