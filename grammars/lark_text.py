@@ -35,7 +35,12 @@ from lark.lexer import BasicLexer, TerminalDef, Token
 from lark.parsers.lalr_analysis import Shift
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
-from guided_smc.grammars.partial_regex import TIMEOUT_S, without_tests_of_the_end
+from guided_smc.grammars.partial_regex import (
+    TIMEOUT_S,
+    tells_kinds_apart,
+    to_try,
+    without_tests_of_the_end,
+)
 from guided_smc.grammars.predicates import MAX_REJECTED, PrefixConstraint
 
 _END = "$END"
@@ -127,6 +132,9 @@ class LarkText(PrefixConstraint):
         self._start, self._end = table.start_states[start], table.end_states[start]
         contextual = frontend.lexer if postlex is None else frontend.lexer.lexer
         sources = {t.name: self._source(t) for t in self._lark.terminals if t.pattern}
+        self._by_kind = all(
+            tells_kinds_apart(t.pattern.to_regexp(), 0) for t in self._lark.terminals if t.pattern
+        )
         patterns = {terminal: _Pattern(terminal, sources[terminal]) for terminal in sources}
         lexers = {id(lexer): lexer for lexer in contextual.lexers.values()}
         ours = {i: _Lexer(lexer, sources, patterns) for i, lexer in lexers.items()}
@@ -208,6 +216,12 @@ class LarkText(PrefixConstraint):
             assert self._indenter is not None
             stack = stack and self._shift(stack, self._indenter.DEDENT_type)
         return stack is not None and self._shift(stack, _END) is not None
+
+    def begins(self, cursor: _Cursor, begun: bytes) -> bool:
+        """Whether a character that begins like this may come next, where the terminals tell."""
+        if not self._by_kind:
+            return True
+        return any(self.extend(cursor, c) is not None for c in to_try(begun, cursor.text))
 
     # -- the parser ------------------------------------------------------------------------------
 

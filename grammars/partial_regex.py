@@ -14,6 +14,7 @@ particle dies a few tokens later.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import regex
 
@@ -108,6 +109,50 @@ def without_tests_of_the_end(pattern: str, flags: int) -> str:
     return "".join(rewritten)
 
 
+_PLAIN_ESCAPE = re.compile(r"\\(?:[wWdDsSbBmMAZzntrfv]|[1-9](?!\d)|[^\w])")
+_KINDS = (r"\d", r"[^\W\d]", r"\s", r"[^\w\s]")
+
+
+def tells_kinds_apart(pattern: str, flags: int) -> bool:
+    r"""Whether a look at the pattern shows that it treats characters outside ASCII by kind alone.
+
+    The kinds are those of `\w`, `\d` and `\s`. Characters that a backreference may mean apart.
+    """
+    plain = pattern.isascii() and not flags & regex.IGNORECASE
+    for piece in _PIECE.finditer(pattern):
+        if piece["flags"]:
+            plain &= "i" not in piece["on"]
+        elif piece["named"]:
+            plain = False
+        elif piece["escape"] or piece["set"]:
+            plain &= "[:" not in piece[0]
+            for escape in re.finditer(r"\\.", piece[0], re.DOTALL):
+                plain &= bool(_PLAIN_ESCAPE.match(pattern, piece.start() + escape.start()))
+    return plain
+
+
+def to_try(begun: bytes, text: str) -> list[str]:
+    """A character of each kind whose UTF-8 begins like this, and all those of the text that do."""
+    own = {c for c in text if not c.isascii() and c.encode().startswith(begun)}
+    return [*_one_of_each_kind(begun), *sorted(own)]
+
+
+@lru_cache(1024)
+def _one_of_each_kind(begun: bytes) -> tuple[str, ...]:
+    width, bits, least = next(
+        (width, begun[0] & mask, least)
+        for width, mask, least in ((2, 0x1F, 0x80), (3, 0x0F, 0x800), (4, 0x07, 0x10000))
+        if begun[0] < 0x100 - (0x80 >> width)
+    )
+    for byte in begun[1:]:
+        bits = bits << 6 | byte & 0x3F
+    missing = 6 * (width - len(begun))
+    codes = range(max(bits << missing, least), min((bits + 1) << missing, 0x110000))
+    characters = "".join(chr(c) for c in codes if not 0xD800 <= c < 0xE000)
+    found = [regex.search(kind, characters) for kind in _KINDS]
+    return tuple(match[0] for match in found if match)
+
+
 def _refused(keyword: str, what: str, where: str) -> UnsupportedConstraintError:
     return UnsupportedConstraintError(
         f"regex: {keyword!r} {where} ({what}) cannot be judged on the beginning of a text; write "
@@ -133,6 +178,7 @@ class PartialRegex(PrefixConstraint):
         self.pattern = pattern
         self.name = f"regex {pattern!r}"
         self.max_rejected = max_rejected
+        self._by_kind = tells_kinds_apart(pattern, flags)
         try:
             regex.compile(pattern, flags)
         except regex.error as error:
@@ -161,6 +207,12 @@ class PartialRegex(PrefixConstraint):
             ConstraintError: Matching took too long.
         """
         return self._match(cursor, partial=False)
+
+    def begins(self, cursor: str, begun: bytes) -> bool:
+        """Whether a character that begins like this may come next, where the pattern tells."""
+        if not self._by_kind:
+            return True
+        return any(self.extend(cursor, c) is not None for c in to_try(begun, cursor))
 
     def _match(self, text: str, *, partial: bool) -> bool:
         try:

@@ -4,8 +4,9 @@ A `PrefixConstraint` reads text from left to right by a *cursor*, whatever it ne
 the text so far. The engine draws tokens by rejection, so that few of them are asked about.
 
 Tokens are bytes, and a token may end in the middle of a character. The constraint is asked about
-whole characters alone; what is begun must be the beginning of some UTF-8 character. Tokens without
-any bytes are never viable: they would go on for ever.
+whole characters; what is begun must be the beginning of some UTF-8 character, and of one that may
+come next as far as the constraint knows. Tokens without any bytes are never viable: they would go
+on for ever.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class PrefixConstraint(Constraint):
 
     Attributes:
         max_rejected: Tokens that a draw tries in vain before it gives the particle up. The result
-            then carries a warning, since such a particle counts as dead.
+            then carries a warning.
     """
 
     max_rejected: int = MAX_REJECTED
@@ -58,6 +59,14 @@ class PrefixConstraint(Constraint):
     def complete(self, cursor: Any) -> bool:
         """Whether the text in front of the cursor is a member."""
 
+    def begins(self, cursor: Any, begun: bytes) -> bool:
+        """Whether some character whose UTF-8 begins like this may come next; True if not known.
+
+        Where nothing else is viable, the tokens that end within a character are all that is left,
+        and what follows them is not viable either: a constraint that can say more should.
+        """
+        return True
+
     def compile(self, vocabulary: Vocabulary) -> CompiledPrefixes:
         """Bind to a vocabulary."""
         return CompiledPrefixes(self, vocabulary)
@@ -71,6 +80,7 @@ class CompiledPrefixes:
         self.begin = constraint.begin
         self.extend = lru_cache(_REMEMBERED)(constraint.extend)
         self.complete = lru_cache(_REMEMBERED)(constraint.complete)
+        self.begins = lru_cache(_REMEMBERED)(constraint.begins)
         self._tokens = vocabulary.tokens
         self._ordinary = vocabulary.ordinary
 
@@ -101,7 +111,9 @@ class CompiledPrefixes:
             return None  # a surrogate, which the codec notices a byte later
         if text:
             cursor = self.extend(cursor, text)
-        return None if cursor is None else (cursor, begun)
+        if cursor is None or (begun and not self.begins(cursor, begun)):
+            return None
+        return cursor, begun
 
 
 class PrefixState:
@@ -146,9 +158,11 @@ class Predicate(PrefixConstraint):
         complete: Callable[[str], bool] | None,
         name: str,
         max_rejected: int,
+        ascii_only: bool,
     ) -> None:
         self.name = name
         self.max_rejected = max_rejected
+        self._ascii_only = ascii_only
         self._viable = viable
         self._complete = viable if complete is None else complete
 
@@ -159,11 +173,17 @@ class Predicate(PrefixConstraint):
     def extend(self, cursor: str, text: str) -> str | None:
         """Ask about the longer text."""
         longer = cursor + text
+        if self._ascii_only and not text.isascii():
+            return None
         return longer if self._ask("viable", self._viable, longer) else None
 
     def complete(self, cursor: str) -> bool:
         """Ask whether the text may end here."""
         return self._ask("complete", self._complete, cursor)
+
+    def begins(self, cursor: str, begun: bytes) -> bool:
+        """Not asked: there may be thousands of characters that begin like this."""
+        return not self._ascii_only
 
     def _ask(self, question: str, function: Callable[[str], bool], text: str) -> bool:
         try:
@@ -191,6 +211,7 @@ def predicate(
     *,
     name: str | None = None,
     max_rejected: int = MAX_REJECTED,
+    ascii_only: bool = False,
 ) -> Predicate:
     """A constraint from functions of the text: a parser, a compiler, a rule of your own.
 
@@ -203,6 +224,8 @@ def predicate(
             same as `viable` if None.
         name: What messages call it; the function's own name by default.
         max_rejected: Tokens to try at one place before a particle is given up, with a warning.
+        ascii_only: Allow no character outside ASCII. Worth saying where it is so: otherwise a
+            token that ends in the middle of such a character has to pass, and may lead nowhere.
 
     Returns:
         A constraint, to be passed as `output_type` or multiplied into `potential`.
@@ -216,4 +239,4 @@ def predicate(
     if max_rejected < 1:
         raise OptionError(f"max_rejected must be at least 1, got {max_rejected}")
     name = name or cast(str, getattr(viable, "__name__", type(viable).__name__))
-    return Predicate(viable, complete, name, max_rejected)
+    return Predicate(viable, complete, name, max_rejected, ascii_only)

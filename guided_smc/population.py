@@ -112,7 +112,7 @@ class Population(Generic[T]):
         capacity: The most that N can become.
         agreement: How well the draft has agreed with the target so far, over restarts too.
         unmasked: The constraint, if its masks need `viable` besides them.
-        given_up: The probability left untried by each draw that found no viable token in time.
+        given_up: The probability left untried by each draw that gave up.
 
     Attributes (N slots each):
         tokens: int64 `[N, ...]`, grown as needed; column 0 is the prompt's last token.
@@ -385,8 +385,8 @@ class Population(Generic[T]):
             found = (
                 f"{len(self.given_up)} draw(s) gave up after {self.unmasked.max_rejected} tokens "
                 f"that the constraint refused, with up to {max(self.given_up):.2g} of the "
-                "probability untried: those particles count as dead and log_evidence may be too "
-                "low; raise the constraint's max_rejected"
+                "probability untried: what they did not find counts as impossible, and "
+                "log_evidence may be too low; raise the constraint's max_rejected"
             )
             return (*request.warnings, found)
         free = request.constraint is None and not request.potentials and self.options.power == 1.0

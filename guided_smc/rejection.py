@@ -57,7 +57,7 @@ class Draw:
         token: The viable token; −1 where none was found.
         total: Ẑ, an unbiased estimate of the weight of all viable tokens; 0 where none was found.
         calls: Tokens that were tested.
-        untried: The share of the weight that was not tried when the draw was given up, else 0.
+        untried: The share of the weight that was left when the draw was given up, else 0.
     """
 
     token: int
@@ -116,7 +116,9 @@ def draw_viable(
 ) -> Draw:
     """Draw one viable token from the weights, and an estimate of the weight of all of them.
 
-    A draw that gives up makes the estimate too low, by the probability of that.
+    A draw that gives up takes one of the tokens that are known to be viable, with their weight as
+    the estimate, which is right for those. For others the estimate is then too low in the mean, by
+    the probability of giving up.
 
     Args:
         weights: float `[V]`, not normalised; tokens of weight 0 are never tested.
@@ -166,7 +168,11 @@ def draw_viable(
             y = i
     if x is None:
         untried = left[-1] / total if len(left) > max_rejected else 0.0
-        return Draw(-1, 0.0, calls, untried)
+        if not good:
+            return Draw(-1, 0.0, calls, untried)
+        chances = w[list(good)]
+        x = list(good)[int(rng.choice(len(good), p=chances / chances.sum()))]
+        return Draw(int(support[x]), float(chances.sum()), calls, untried)
     good.add(x)
     # If it has been given up after x, no second token is known, and j < m: no chance of j = m.
     inverse = 1.0 / np.array(left if y is not None else left[:-1])

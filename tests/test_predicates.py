@@ -204,11 +204,11 @@ def test_the_cursor_of_a_constraint_of_ones_own_may_be_anything():
 def test_a_predicate_steers_the_real_model(lm):
     out = lm.generate(
         "Name a fruit.",
-        potential=guided_smc.predicate(lambda text: "e" not in text and len(text) < 30),
+        potential=guided_smc.predicate(lambda text: "e" not in text),
         n_particles=4,
         max_tokens=12,
         seed=0,
     )
     assert "e" not in out.text
-    assert out.finish_reason == "stop"
+    assert out.warnings == ()
     assert out.usage.constraint_calls < 20 * out.usage.particle_tokens

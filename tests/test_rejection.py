@@ -182,6 +182,26 @@ def test_a_limit_makes_the_estimate_too_low_by_the_probability_of_giving_up(monk
         assert mean[v] == pytest.approx(weights[v] * (1 - given_up))
 
 
+def test_a_draw_that_gives_up_takes_what_is_known_to_be_viable_with_the_right_weight(monkeypatch):
+    weights, viable = [0.4, 0.3, 0.2, 0.06, 0.04], {2, 4}
+    choices = Choices()
+    monkeypatch.setattr(rejection, "Arrivals", arrivals_by(choices))
+    monkeypatch.setattr(rejection, "SURVEYED", 0)
+    mean, given_up = defaultdict(float), 0.0
+    for path in choices:
+        found = draw_viable(
+            np.array(weights),
+            viable.__contains__,
+            np.random.default_rng(0),
+            free=[4],
+            max_rejected=2,
+        )
+        mean[found.token] += path.probability * found.total
+        given_up += path.probability * (found.untried > 0)
+    assert 0.1 < given_up < 0.9
+    assert mean == pytest.approx({4: 0.04, 2: 0.2 * (1 - given_up)})
+
+
 def test_arrivals_come_by_weight_without_replacement_and_anew_when_put_back():
     weights = np.array([4.0, 2.0, 1.0, 1.0])
     first, pairs = np.zeros(4), np.zeros((4, 4))
