@@ -3,8 +3,11 @@
 from guided_smc.grammars.choice import Choice, choice
 from guided_smc.grammars.json_schema import JsonSchema, json_schema
 from guided_smc.grammars.lark import Lark, lark
+from guided_smc.grammars.lark_text import LarkText
 from guided_smc.grammars.matching import Limits
 from guided_smc.grammars.output_types import from_output_type
+from guided_smc.grammars.partial_regex import PartialRegex
+from guided_smc.grammars.predicates import PrefixConstraint, predicate
 from guided_smc.grammars.regex import Regex, regex
 from guided_smc.grammars.relaxing import Relaxed
 
@@ -12,12 +15,16 @@ __all__ = [
     "Choice",
     "JsonSchema",
     "Lark",
+    "LarkText",
     "Limits",
+    "PartialRegex",
+    "PrefixConstraint",
     "Regex",
     "Relaxed",
     "choice",
     "from_output_type",
     "json_schema",
     "lark",
+    "predicate",
     "regex",
 ]

@@ -7,6 +7,7 @@ escapes that others do not know.
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from typing import Any
 
@@ -129,7 +130,7 @@ def _escape(pattern: str, at: int, inside: bool, end: str, strict: bool) -> tupl
     if char == "0":
         return _char(0), at + 1
     if char in "123456789" and not inside:
-        digits = regex.match("[0-9]+", pattern[at:])[0]
+        digits = "".join(itertools.takewhile("0123456789".__contains__, pattern[at:]))
         return f"(?:\\{digits})", at + len(digits)
     if char == "c" and regex.match("[A-Za-z]", pattern[at + 1 : at + 2]):
         return _char(ord(pattern[at + 1]) % 32), at + 2

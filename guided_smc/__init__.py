@@ -30,7 +30,16 @@ if TYPE_CHECKING:
         TokenizerMismatchError,
         UnsupportedConstraintError,
     )
-    from guided_smc.grammars import choice, json_schema, lark, regex
+    from guided_smc.grammars import (
+        LarkText,
+        PartialRegex,
+        PrefixConstraint,
+        choice,
+        json_schema,
+        lark,
+        predicate,
+        regex,
+    )
     from guided_smc.models.table import TableModel
     from guided_smc.options import Options
     from guided_smc.potentials import Completion, Constraint, Potential
@@ -65,7 +74,16 @@ _HOMES = {
         "TokenizerMismatchError",
         "UnsupportedConstraintError",
     ),
-    "grammars": ("choice", "json_schema", "lark", "regex"),
+    "grammars": (
+        "LarkText",
+        "PartialRegex",
+        "PrefixConstraint",
+        "choice",
+        "json_schema",
+        "lark",
+        "predicate",
+        "regex",
+    ),
     "models.table": ("TableModel",),
     "options": ("Options",),
     "potentials": ("Completion", "Constraint", "Potential"),
@@ -93,14 +111,17 @@ __all__ = [
     "ErrorEvent",
     "GuidedSMCError",
     "IncompleteOutputError",
+    "LarkText",
     "ModelError",
     "OptionError",
     "Options",
     "OutputError",
     "OutputValidationError",
+    "PartialRegex",
     "Particle",
     "Potential",
     "PotentialError",
+    "PrefixConstraint",
     "PromptError",
     "Result",
     "ResultEvent",
@@ -117,6 +138,7 @@ __all__ = [
     "json_schema",
     "lark",
     "load",
+    "predicate",
     "regex",
     "reward",
 ]

@@ -4,7 +4,9 @@
 every prompt in the batch, with the user's potentials in the same weight. For a particle with
 tokens `x_1..t` it draws up to K tokens from the masked draft `q̃ ∝ q · m`, one more from the
 masked target `p^α · m / Z`, and multiplies its weight by `p^α / q̃` for each; for the last one
-that is Z. The target is never renormalised over the mask.
+that is Z. The target is never renormalised over the mask. Where a constraint has no mask, tokens
+are drawn by rejection, and an unbiased estimate takes the place of the normaliser, Z's and q̃'s
+(`guided_smc.rejection`): its expectation together with the token drawn is all that is needed.
 
 Properly weighted: for any function f of finished texts, the expectation of
 `exp(log_evidence) · Σ_n W_n f(x_n)` is `Σ_x p(x)^α Π Ψ(x) f(x)`, whatever K, the draft (as long as
@@ -29,6 +31,7 @@ import torch
 from guided_smc.errors import GuidedSMCError, ModelError, PotentialError
 from guided_smc.models.base import FollowingModel, FollowingSession, LanguageModel, Session
 from guided_smc.population import Population, Request, Status
+from guided_smc.rejection import redraw
 from guided_smc.results import ErrorEvent, Event, ResultEvent, Step, StepEvent
 from guided_smc.sampling import (
     NEG_INF,
@@ -354,7 +357,8 @@ class Engine:
     ) -> None:
         """Draw one token for every active row from `exp(scores) · mask` and append it."""
         running = self._running
-        with self._timed("draft" if draft else "verify"):
+        phase = "draft" if draft else "verify"
+        with self._timed(phase):
             if mask is not None:
                 mask = mask.to(scores.device)
             log_p = scores
@@ -372,6 +376,14 @@ class Engine:
                 flat = scores.masked_fill(empty.unsqueeze(-1), 0.0)
                 weights, log_scale = masked_weights(flat, mask)
                 tokens, total = draw(weights, u)
+        if mask is not None:
+            with self._timed("mask"):
+                live = [(r, running[g], s) for r, (g, s) in enumerate(rows) if active[r]]
+                raised = redraw(live, weights, mask, uniforms, tokens, total, draft=draft)
+            for broken_row, error in raised.items():
+                g, _ = rows[broken_row]
+                errors[g] = _named(error, running[g])
+        with self._timed(phase):
             tokens = tokens.clamp_(max=log_p.shape[-1] - 1)  # where there was none to draw
             taken = tokens.unsqueeze(-1)
             log_p_taken = log_p.gather(-1, taken).squeeze(-1).double().cpu().numpy()

@@ -27,6 +27,7 @@ from guided_smc.potentials import (
     Completion,
     ConstraintState,
     Potential,
+    Unmasked,
 )
 from guided_smc.resampling import (
     SCHEMES,
@@ -110,6 +111,8 @@ class Population(Generic[T]):
         n: N; with `target_ess` another one after each resampling.
         capacity: The most that N can become.
         agreement: How well the draft has agreed with the target so far, over restarts too.
+        unmasked: The constraint, if its masks need `viable` besides them.
+        given_up: The probability left untried by each draw that gave up.
 
     Attributes (N slots each):
         tokens: int64 `[N, ...]`, grown as needed; column 0 is the prompt's last token.
@@ -133,6 +136,9 @@ class Population(Generic[T]):
         self.steps: list[Step] = []
         self.restarts = 0
         self.agreement = Agreement()
+        constraint = request.constraint
+        self.unmasked = constraint if isinstance(constraint, Unmasked) else None
+        self.given_up: list[float] = []
         self._stops = tuple(s.encode() for s in request.options.stop)
 
     def begin(self) -> None:
@@ -375,6 +381,14 @@ class Population(Generic[T]):
     def _warnings(self, log_evidence: float) -> tuple[str, ...]:
         """The request's, and what the outcome says."""
         request = self.request
+        if self.given_up and self.unmasked is not None:
+            found = (
+                f"{len(self.given_up)} draw(s) gave up after {self.unmasked.max_rejected} tokens "
+                f"that the constraint refused, with up to {max(self.given_up):.2g} of the "
+                "probability untried: what they did not find counts as impossible, and "
+                "log_evidence may be too low; raise the constraint's max_rejected"
+            )
+            return (*request.warnings, found)
         free = request.constraint is None and not request.potentials and self.options.power == 1.0
         if free and log_evidence < _POOR_COVER:
             found = (

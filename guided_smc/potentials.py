@@ -9,7 +9,8 @@ The posterior is `π(x) ∝ p(x | prompt)^α · Π_i Ψ_i(x)`. A potential gives
 
 Potentials multiply: `a * b` is the product of their factors. A `Constraint` is the potential
 `1[x ∈ L]` that can also name the tokens which keep a prefix completable (its mask), so that the
-engine proposes from the masked model and puts the mask's normaliser into the weight. Constraints
+engine proposes from the masked model and puts the mask's normaliser into the weight. One that can
+only be asked about a token at a time is `Unmasked`: the engine then draws by rejection. Constraints
 also intersect: `a & b` is a constraint again.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -134,6 +135,26 @@ class CompiledConstraint(Protocol):
         """
 
 
+@runtime_checkable
+class Unmasked(CompiledConstraint, Protocol):
+    """A compiled constraint whose masks may let tokens pass that cannot be completed.
+
+    What the mask lets through, `viable` judges. The engine draws from it by rejection and estimates
+    the normaliser (see `guided_smc.rejection`), so that the weights stay proper.
+
+    Attributes:
+        max_rejected: Tokens that one draw tries in vain before the particle is given up.
+    """
+
+    max_rejected: int
+
+    def viable(self, state: Any, token: int) -> bool:
+        """Whether the prefix of `state` can still be completed after an ordinary token.
+
+        The answer may depend on the prefix and the token alone. True wherever `advance` is.
+        """
+
+
 class Constraint(Potential):
     """`Ψ = 1[x ∈ L]`, `ψ = 1[some member of L begins with the prefix]`."""
 
@@ -207,7 +228,9 @@ class Intersection(Constraint):
 
     def compile(self, vocabulary: Vocabulary) -> CompiledConstraint:
         """Compile every part."""
-        return _CompiledIntersection([c.compile(vocabulary) for c in self.constraints])
+        parts = [c.compile(vocabulary) for c in self.constraints]
+        unmasked = [i for i, part in enumerate(parts) if isinstance(part, Unmasked)]
+        return _UnmaskedIntersection(parts, unmasked) if unmasked else _CompiledIntersection(parts)
 
     def check(self) -> Potential | None:
         """The checks of all parts."""
@@ -240,6 +263,18 @@ class _CompiledIntersection:
         for i, part in enumerate(self.parts):
             part.fill_masks([s.states[i] for s in states], one)
             bitmask &= one
+
+
+class _UnmaskedIntersection(_CompiledIntersection):
+    """First the masks of all parts, and then the judgement of those that need to be asked."""
+
+    def __init__(self, parts: list[CompiledConstraint], unmasked: list[int]) -> None:
+        super().__init__(parts)
+        self.unmasked = [(i, part) for i in unmasked if isinstance(part := parts[i], Unmasked)]
+        self.max_rejected = min(part.max_rejected for _, part in self.unmasked)
+
+    def viable(self, state: _IntersectionState, token: int) -> bool:
+        return all(part.viable(state.states[i], token) for i, part in self.unmasked)
 
 
 class _IntersectionState:

@@ -28,7 +28,8 @@ class Particle:
         log_weight: Since the last resampling; −inf for a dead particle.
         weight: Normalised over the prompt's particles; all 0 if every particle is dead.
         log_p: `Σ log p` under the target (temperature, top-p, ... applied; end token included).
-        log_q: `Σ log q̃` under what it was really sampled from.
+        log_q: `Σ log q̃` under what it was really sampled from; under a constraint without masks
+            with an unbiased estimate of q̃'s normaliser.
         log_potentials: Last score of each potential, by name.
         ancestors: Its slot at each step of its lineage, oldest first.
     """
@@ -80,6 +81,8 @@ class Usage:
     target_passes: int = 0
     draft_passes: int = 0
     resamplings: int = 0
+    constraint_calls: int = 0
+    """How often a constraint without masks was asked about a token."""
     kv_cache: str = ""
     """How the target keeps what it has read: `"particle"` (prompts once, tails in pages),
     `"general"` (the library's own cache for each prompt, for recurrent and other architectures
