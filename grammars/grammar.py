@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from weakref import WeakKeyDictionary
 
 import torch
 
 from guided_smc.errors import ConstraintError
-from guided_smc.grammars.matching import CompiledGrammar, Limits
+from guided_smc.grammars.matching import CompiledGrammar, Limits, every_byte
 from guided_smc.potentials import Constraint
 from guided_smc.vocabulary import Vocabulary
 
@@ -52,12 +51,6 @@ class Grammar(Constraint):
                 self._source, vocabulary, self.limits, self.name, levels=self._levels
             )
         return self._compiled[vocabulary]
-
-
-@cache
-def every_byte() -> Vocabulary:
-    """The 256 bytes, one token each, and an end token."""
-    return Vocabulary([bytes([i]) for i in range(256)] + [b""], eos_ids=[256])
 
 
 def accepts(constraint: Constraint, text: str) -> bool:

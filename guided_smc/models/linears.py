@@ -9,6 +9,7 @@ Linears that are given the same input become one product.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,16 +23,16 @@ _ROWS = 16
 """Rows that a packed layout is chosen for; what serves these serves 1 to 500 about as well."""
 
 
-class Product(torch.nn.Module):
+class Product(torch.nn.Module, ABC):
     """The weights of one or more linears, side by side, in some form."""
 
+    @abstractmethod
     def weights(self) -> torch.Tensor:
         """Dense weights `[out, in]`, made anew."""
-        raise NotImplementedError
 
+    @abstractmethod
     def biases(self) -> torch.Tensor | None:
         """`[out]` or None."""
-        raise NotImplementedError
 
 
 class Int8(Product):
