@@ -33,6 +33,7 @@ from guided_smc.engine import Engine
 from guided_smc.errors import OutputValidationError, PotentialError
 from guided_smc.options import Options
 from guided_smc.results import Particle, Result, Step, Usage
+from guided_smc.signals import held
 
 INF = math.inf
 
@@ -460,12 +461,12 @@ def test_a_signal_raises_at_once_but_waits_while_it_is_held_back(signum, code):
     before = signal.getsignal(signum)
     signal.signal(signum, signal.SIG_DFL)
     try:
-        with Interrupts() as interrupts:
+        with Interrupts():
             with pytest.raises(Interrupted) as caught:
                 os.kill(os.getpid(), signum)
             assert caught.value.exit_code == code
             finished = False
-            with pytest.raises(Interrupted), interrupts.held():
+            with pytest.raises(Interrupted), held():
                 os.kill(os.getpid(), signum)
                 finished = True
             assert finished
@@ -534,8 +535,8 @@ def run_on_table(
         line for line in PromptSource(str(tmp_path / "p.txt")).lines(base) if line.index not in kept
     )
     lm = LM(TableModel.random(VOCABULARY, seed=2, eos_probability=0.2))
-    with Interrupts() as interrupts:
-        run = Run(output, tally, interrupts, State(), settings="s", full=False)
+    with Interrupts():
+        run = Run(output, tally, State(), settings="s", full=False)
         code = run.finish(
             lines,
             lm,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import torch
 from test_transformers_models import V, build, plain_logits
 
-from guided_smc.models import traced
+from guided_smc.models import particles, traced
 from guided_smc.models.linears import Alone, Int8, Member, Packed, can_pack, replace_linears
 
 
@@ -105,3 +108,22 @@ def test_a_module_whose_path_depends_on_its_input_is_not_traced(monkeypatch):
     monkeypatch.undo()
     expected = plain_logits(lm, [1, 2, 3, 4, 5])[-1] + 1.0
     assert torch.allclose(logits[0], expected, atol=2e-4)
+
+
+def test_an_interrupt_within_a_graph_comes_as_itself_after_the_pass(monkeypatch):
+    monkeypatch.setattr(traced, "AFTER", 1)
+    lm = build("llama")
+    lm._traced.prepare(torch.device("cpu"))
+    assert lm._traced._graph is not None
+    session = lm.start_session()
+    session.prefill([[1, 2]], [1])
+    attend = particles.ParticleCache.attend
+
+    def interrupted(self, layer, *rest):
+        if layer == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return attend(self, layer, *rest)
+
+    monkeypatch.setattr(particles.ParticleCache, "attend", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.extend(torch.tensor([[3]]), torch.tensor([1]), last_only=True)

@@ -206,8 +206,8 @@ def generate(state: State, /, **given: Any) -> int:
       141  the reader of the output went away
     """  # noqa: D301 (click's mark is the character, not its escape)
     job = _check(**given)
-    with Interrupts() as interrupts:
-        return _run(job, interrupts, state)
+    with Interrupts():
+        return _run(job, state)
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ def _check(**given: Any) -> Job:
     return Job(source, base, digest, request, load, given)
 
 
-def _run(job: Job, interrupts: Interrupts, state: State) -> int:
+def _run(job: Job, state: State) -> int:
     given, source = job.given, job.source
     output, kept = open_output(
         given["output"],
@@ -309,7 +309,7 @@ def _run(job: Job, interrupts: Interrupts, state: State) -> int:
     from guided_smc.cli.running import Run
 
     tally = Tally(kept=len(kept), kept_errors=sum(done.failed for done in kept.values()))
-    run = Run(output, tally, interrupts, state, settings=job.settings, full=given["full"])
+    run = Run(output, tally, state, settings=job.settings, full=given["full"])
     return run.finish(
         itertools.chain(first, pending),
         lm,

@@ -1,10 +1,8 @@
-"""Ctrl-C and SIGTERM as an exception that never cuts a record in two."""
+"""Ctrl-C and SIGTERM as an exception."""
 
 from __future__ import annotations
 
-import contextlib
 import signal
-from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -22,11 +20,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """While entered, SIGINT and SIGTERM raise `Interrupted`, but not where they are held back."""
+    """While entered, SIGINT and SIGTERM raise `Interrupted`, but later where they are `held`."""
 
     def __init__(self) -> None:
-        self._pending: int | None = None
-        self._held = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -46,19 +42,4 @@ class Interrupts:
             signal.signal(signum, handler)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self._held:
-            self._pending = signum
-        else:
-            raise Interrupted(signum)
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold signals back until the block is done."""
-        self._held = True
-        try:
-            yield
-        finally:
-            self._held = False
-        if self._pending is not None:
-            signum, self._pending = self._pending, None
-            raise Interrupted(signum)
+        raise Interrupted(signum)

@@ -9,13 +9,14 @@ import click
 from rich.console import Console
 
 from guided_smc.cli.common import State, show_traceback
-from guided_smc.cli.interrupts import Interrupted, Interrupts
+from guided_smc.cli.interrupts import Interrupted
 from guided_smc.cli.progress import Display, Tally, summary
 from guided_smc.cli.reading import PromptLine
 from guided_smc.cli.records import error_record, result_record
 from guided_smc.cli.writing import FileOutput, Output, StreamOutput
 from guided_smc.errors import GuidedSMCError
 from guided_smc.results import ErrorEvent, Event, ResultEvent, StepEvent
+from guided_smc.signals import held
 
 if TYPE_CHECKING:
     from guided_smc.api import LM
@@ -35,7 +36,6 @@ class Run:
     Args:
         output: Takes the records; closed when the run ends, however it ends.
         tally: Counts.
-        interrupts: Held back while a record is written.
         state: Whether to show tracebacks.
         settings: Digest that goes into the records' fingerprints.
         full: Write particles and diagnostics.
@@ -45,7 +45,6 @@ class Run:
         self,
         output: Output,
         tally: Tally,
-        interrupts: Interrupts,
         state: State,
         *,
         settings: str,
@@ -53,7 +52,6 @@ class Run:
     ) -> None:
         self._output = output
         self._tally = tally
-        self._interrupts = interrupts
         self._state = state
         self._settings = settings
         self._full = full
@@ -159,7 +157,7 @@ class Run:
         elif isinstance(event, ResultEvent):
             line, _ = self._running.pop(event.index)
             record = result_record(line, event.result, self._fingerprint(line), full=self._full)
-            with self._interrupts.held():
+            with held():
                 self._write(line.index, record)
                 self._tally.add_result(event.result, record)
 
@@ -167,7 +165,7 @@ class Run:
         if self._state.debug and not isinstance(error, GuidedSMCError):
             show_traceback(error)
         record = error_record(line, error, self._fingerprint(line), seed=seed)
-        with self._interrupts.held():
+        with held():
             self._write(line.index, record)
             self._tally.add_error(type(error).__name__)
 
@@ -187,7 +185,7 @@ class Run:
     def _close(self, code: int | None) -> int | None:
         """Close the output, out of reach of another Ctrl-C; returns the exit code."""
         try:
-            with self._interrupts.held():
+            with held():
                 warning = self._output.close()
             if warning:
                 click.echo(f"Warning: {warning}", err=True)
