@@ -12,11 +12,12 @@ from enum import Enum
 from typing import Any, Literal, get_args, get_origin
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 
 from guided_smc.errors import ConstraintError, OutputValidationError
+from guided_smc.grammars.automata import MAX_STATES, Automaton, ByteAutomaton
 from guided_smc.grammars.keywords import shorten
+from guided_smc.grammars.pieces import pieces
 from guided_smc.potentials import Constraint
 from guided_smc.vocabulary import Vocabulary
 
@@ -68,6 +69,16 @@ class Choice(Constraint):
             raise ConstraintError("there is nothing to choose from: no value was given")
         self._sorted = sorted(text.encode() for text in self.texts)
         self._compiled: WeakKeyDictionary[Vocabulary, CompiledChoice] = WeakKeyDictionary()
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton | None:
+        """The language over the tokens of a vocabulary as tables, for masks on a device.
+
+        Returns:
+            None if they would be too large (see `automata.MAX_STATES` and `MAX_ENTRIES`).
+        """
+        own = pieces(vocabulary)
+        states = ByteAutomaton.of_texts(self._sorted, MAX_STATES)
+        return None if states is None else Automaton.over_tokens(states, own)
 
     def compile(self, vocabulary: Vocabulary) -> CompiledChoice:
         """Bind to a vocabulary; done once for each."""
@@ -124,8 +135,10 @@ class CompiledChoice:
 
     def __init__(self, texts: Sequence[bytes], vocabulary: Vocabulary) -> None:
         self.texts = texts
-        self.pieces = _pieces(vocabulary)
+        self.pieces = pieces(vocabulary)
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
+        self._ways: dict[bytes, list[int | None]] = {}
+        self.farthest = max(map(len, texts))  # a token has a byte at least
 
     def start(self) -> ChoiceState:
         """The state before the first token."""
@@ -154,6 +167,40 @@ class CompiledChoice:
                 self._masks.clear()
             self._masks[place] = self.pieces.mask(self.next_tokens(state))
         return self._masks[place]
+
+    def distance(self, state: ChoiceState) -> int | None:
+        """The fewest tokens to one of the texts; None if this vocabulary spells none."""
+        if not state.alive:
+            return None
+        ways = [self._ways_on(text)[state.depth] for text in self.texts[state.low : state.high]]
+        return min((way for way in ways if way is not None), default=None)
+
+    def _ways_on(self, text: bytes) -> list[int | None]:
+        if text not in self._ways:
+            self._ways[text] = self.pieces.fewest_from(text)
+        return self._ways[text]
+
+    def fill_masks_within(
+        self, states: Sequence[ChoiceState], budgets: Sequence[int], bitmask: torch.Tensor
+    ) -> None:
+        """`fill_masks`, without tokens behind which every text takes more than the budget's rest.
+
+        Args:
+            states: States of this choice.
+            budgets: Tokens that may still come, for each.
+            bitmask: As for `fill_masks`.
+        """
+        for row, (state, budget) in enumerate(zip(states, budgets, strict=True)):
+            tokens: dict[bytes, bool] = {}
+            for token in self.next_tokens(state):
+                piece = self.pieces.piece(token)
+                if piece not in tokens:
+                    after = state.fork()
+                    after.advance(token)
+                    distance = self.distance(after)
+                    tokens[piece] = distance is not None and distance < budget
+            near = [token for p, fits in tokens.items() if fits for token in self.pieces.ids[p]]
+            bitmask[row] = self.pieces.mask(near)
 
     def next_tokens(self, state: ChoiceState) -> list[int]:
         """Tokens that continue one of the texts that are left, or complete it."""
@@ -226,39 +273,3 @@ def _shared(a: bytes, b: bytes) -> int:
         if x != y:
             return n
     return min(len(a), len(b))
-
-
-class _Pieces:
-    """The ordinary tokens of a vocabulary by their bytes. Holds no reference to it."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._pieces: list[bytes] = [
-            (token or b"") if plain else b""
-            for token, plain in zip(vocabulary.tokens, vocabulary.ordinary.tolist(), strict=True)
-        ]
-        self.ids: dict[bytes, list[int]] = {}
-        for i, piece in enumerate(self._pieces):
-            if piece:
-                self.ids.setdefault(piece, []).append(i)
-        self.longest = max(map(len, self._pieces), default=0)
-        self.words = -(-len(self._pieces) // 32)
-
-    def piece(self, token: int) -> bytes:
-        """Bytes of an ordinary token; none for others."""
-        return self._pieces[token] if 0 <= token < len(self._pieces) else b""
-
-    def mask(self, tokens: list[int]) -> torch.Tensor:
-        """Bits of tokens, int32 `[ceil(V / 32)]`."""
-        bits = np.zeros(32 * self.words, dtype=bool)
-        bits[tokens] = True
-        packed = np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
-        return torch.from_numpy(packed)
-
-
-_pieces_of: WeakKeyDictionary[Vocabulary, _Pieces] = WeakKeyDictionary()
-
-
-def _pieces(vocabulary: Vocabulary) -> _Pieces:
-    if vocabulary not in _pieces_of:
-        _pieces_of[vocabulary] = _Pieces(vocabulary)
-    return _pieces_of[vocabulary]

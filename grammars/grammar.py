@@ -8,7 +8,7 @@ import torch
 
 from guided_smc.errors import ConstraintError
 from guided_smc.grammars.matching import CompiledGrammar, Limits, every_byte
-from guided_smc.potentials import Constraint
+from guided_smc.potentials import CompiledConstraint, Constraint
 from guided_smc.vocabulary import Vocabulary
 
 
@@ -26,6 +26,8 @@ class Grammar(Constraint):
         ConstraintError: No text belongs to it.
     """
 
+    shows_ends = True
+
     def __init__(self, source: str, *, name: str, limits: Limits, levels: int = 0) -> None:
         self.name = name
         self.limits = limits
@@ -33,19 +35,22 @@ class Grammar(Constraint):
         self._levels = levels
         self._compiled: WeakKeyDictionary[Vocabulary, CompiledGrammar] = WeakKeyDictionary()
         # Over plain bytes, so that a bad grammar is known before there is a model.
-        compiled = self.compile(every_byte())
+        compiled = self._bind(every_byte())
         state = compiled.start()
         first = torch.empty((1, 9), dtype=torch.int32)
         compiled.fill_masks([state], first)
         if not state.accepting and not first.any():
             raise ConstraintError(f"{name}: no text satisfies it")
 
-    def compile(self, vocabulary: Vocabulary) -> CompiledGrammar:
+    def compile(self, vocabulary: Vocabulary) -> CompiledConstraint:
         """Bind to a vocabulary; done once for each.
 
         Raises:
             ConstraintError: The grammar is too large for this vocabulary.
         """
+        return self._bind(vocabulary)
+
+    def _bind(self, vocabulary: Vocabulary) -> CompiledGrammar:
         if vocabulary not in self._compiled:
             self._compiled[vocabulary] = CompiledGrammar(
                 self._source, vocabulary, self.limits, self.name, levels=self._levels

@@ -87,6 +87,8 @@ class JsonSchema(Constraint):
             by checking texts, unless they constrain nothing in the schema's dialect.
     """
 
+    shows_ends = True
+
     def __init__(
         self,
         schema: Any,

@@ -92,6 +92,8 @@ class LarkText(PrefixConstraint):
         UnsupportedConstraintError: It holds what cannot be judged on prefixes.
     """
 
+    shows_ends = True
+
     def __init__(
         self,
         grammar: str,

@@ -174,6 +174,8 @@ class PartialRegex(PrefixConstraint):
         UnsupportedConstraintError: It asks for something that cannot be judged on prefixes.
     """
 
+    shows_ends = True
+
     def __init__(self, pattern: str, flags: int = 0, *, max_rejected: int = MAX_REJECTED) -> None:
         self.pattern = pattern
         self.name = f"regex {pattern!r}"

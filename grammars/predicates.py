@@ -92,6 +92,10 @@ class CompiledPrefixes:
         """Let everything pass: only `viable` knows."""
         bitmask.fill_(-1)
 
+    def judges(self, state: PrefixState) -> bool:
+        """Whether the mask is not the whole answer: always."""
+        return True
+
     def viable(self, state: PrefixState, token: int) -> bool:
         """Whether the text can still be completed after the token."""
         return self.after(state.cursor, state.begun, token) is not None

@@ -14,14 +14,25 @@ import importlib
 import re
 import sys
 import warnings
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
+from guided_smc.grammars.automata import (
+    MAX_STATES,
+    Automaton,
+    ByteAutomaton,
+    CompiledFinite,
+    finite,
+)
+from guided_smc.grammars.byte_regex import as_python, automaton_of
 from guided_smc.grammars.grammar import Grammar, check_size
 from guided_smc.grammars.keywords import shorten
-from guided_smc.grammars.matching import EXACT_MASKS, GrammarError, Limits
+from guided_smc.grammars.matching import EXACT_MASKS, CompiledGrammar, GrammarError, Limits
+from guided_smc.grammars.pieces import pieces
 from guided_smc.potentials import Constraint
+from guided_smc.vocabulary import Vocabulary
 
 _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
@@ -108,6 +119,10 @@ class Regex(Grammar):
             raise ConstraintError(f"{shown} is not a regular expression: {error}") from None
         except RecursionError:
             raise ConstraintError(f"the regular expression {shown} is nested too deeply") from None
+        self._translated = translated
+        self._finite: WeakKeyDictionary[Vocabulary, CompiledFinite | CompiledGrammar] = (
+            WeakKeyDictionary()
+        )
         start = f"/{translated}/" if translated else '""'
         try:
             super().__init__(
@@ -120,6 +135,28 @@ class Regex(Grammar):
                 f"the regular expression {shown} does not compile: {error.reason}; simplify it, or "
                 "raise its `limits`"
             ) from None
+
+    def compile(self, vocabulary: Vocabulary) -> CompiledFinite | CompiledGrammar:
+        """Bind to a vocabulary; done once for each."""
+        if vocabulary not in self._finite:
+            self._finite[vocabulary] = finite(
+                self._bind(vocabulary), self._byte_automaton, pieces(vocabulary)
+            )
+        return self._finite[vocabulary]
+
+    @cached_property
+    def _byte_automaton(self) -> ByteAutomaton | None:
+        """None if it has too many states."""
+        return automaton_of(as_python(self._translated), MAX_STATES)
+
+    def automaton(self, vocabulary: Vocabulary) -> Automaton | None:
+        """The language over the tokens of a vocabulary as tables, for masks on a device.
+
+        Returns:
+            None if they would be too large (see `automata.MAX_STATES` and `MAX_ENTRIES`).
+        """
+        compiled = self.compile(vocabulary)
+        return compiled.tables if isinstance(compiled, CompiledFinite) else None
 
 
 class _Translation:

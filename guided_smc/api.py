@@ -12,11 +12,12 @@ from guided_smc import engine
 from guided_smc.costs import CostModel, load_or_measure
 from guided_smc.errors import ModelError, OptionError, PromptError
 from guided_smc.grammars import from_output_type
+from guided_smc.grammars.finishing import within
 from guided_smc.models.base import LanguageModel
 from guided_smc.models.table import TableModel
 from guided_smc.options import Options, check_beta, make_options
 from guided_smc.population import Request
-from guided_smc.potentials import Constraint, Intersection, Potential
+from guided_smc.potentials import CompiledConstraint, Constraint, Intersection, Potential
 from guided_smc.results import ErrorEvent, Event, Result, ResultEvent, T
 from guided_smc.rewards import reward as make_reward
 
@@ -228,13 +229,17 @@ class LM:
                 )
         ids = self.encoder.encode(prompt, chat=chat)
         self._check_length(ids, opts)
+        compiled: CompiledConstraint | None = None
+        if constraint:
+            compiled, notes = within(constraint, self.model.vocabulary, opts.max_tokens)
+            warnings += notes
         return Request(
             index=index,
             prompt=prompt,
             prompt_ids=ids,
             options=opts,
             potentials=tuple(scores),
-            constraint=constraint.compile(self.model.vocabulary) if constraint else None,
+            constraint=compiled,
             parse=cast("Callable[[str], T]", constraint.parse if constraint else _identity),
             value_key=constraint.value_key if constraint else _identity,
             warnings=tuple(warnings),

@@ -148,6 +148,12 @@ class Unmasked(CompiledConstraint, Protocol):
 
     max_rejected: int
 
+    def judges(self, state: Any) -> bool:
+        """Whether `viable` may refuse what the mask of a state lets through.
+
+        May depend on the prefix alone, like `viable`. Where it says no, the mask is taken as it is.
+        """
+
     def viable(self, state: Any, token: int) -> bool:
         """Whether the prefix of `state` can still be completed after an ordinary token.
 
@@ -155,10 +161,24 @@ class Unmasked(CompiledConstraint, Protocol):
         """
 
 
+@runtime_checkable
+class Pulling(Unmasked, Protocol):
+    """One that says which tokens are worth proposing, so that fewer are drawn in vain."""
+
+    def pull(self, state: Any) -> tuple[Any, float] | None:
+        """Tokens to prefer, as an array of ids, and the factor, above 0, by which all others are
+        proposed less often; None to propose as the model does. The weights make up for it.
+        """
+
+
 class Constraint(Potential):
     """`Ψ = 1[x ∈ L]`, `ψ = 1[some member of L begins with the prefix]`."""
 
     name = "constraint"
+
+    shows_ends: bool = False
+    """Whether its states, bound to any vocabulary, may be asked thousands of questions to find out
+    how a text can end."""
 
     @abstractmethod
     def compile(self, vocabulary: Vocabulary) -> CompiledConstraint:
@@ -272,6 +292,9 @@ class _UnmaskedIntersection(_CompiledIntersection):
         super().__init__(parts)
         self.unmasked = [(i, part) for i in unmasked if isinstance(part := parts[i], Unmasked)]
         self.max_rejected = min(part.max_rejected for _, part in self.unmasked)
+
+    def judges(self, state: _IntersectionState) -> bool:
+        return any(part.judges(state.states[i]) for i, part in self.unmasked)
 
     def viable(self, state: _IntersectionState, token: int) -> bool:
         return all(part.viable(state.states[i], token) for i, part in self.unmasked)

@@ -39,6 +39,7 @@ import numpy as np
 import torch
 
 from guided_smc.population import Population
+from guided_smc.potentials import Pulling
 
 SURVEYED = 8
 """The heaviest tokens are tested whatever is drawn, so many at most ..."""
@@ -221,7 +222,7 @@ def redraw(
     Args:
         rows: Row, population and slot of each; those of populations that are `unmasked` are drawn.
         weights: float32 `[R, W]`, as of `sampling.masked_weights`; 0 outside the mask. Rows that
-            were drawn from with equal weights are overwritten.
+            were drawn from with other weights are overwritten by them.
         mask: bool `[R, V]`.
         uniforms: float64 `[R]`: each seeds the generator of its row's draw.
         tokens: int64 `[R]`, overwritten.
@@ -233,14 +234,21 @@ def redraw(
     """
     errors: dict[int, Exception] = {}
     for r, population, slot in rows:
-        if population.unmasked is None:
+        constraint = population.unmasked
+        if constraint is None:
             continue
-        row = weights[r].cpu().numpy()
-        if np.isnan(row).any():
-            continue
-        rng = np.random.default_rng(int(uniforms[r : r + 1].view(np.uint64)[0]))
         found = Draw(-1, 0.0, 0)
         try:
+            state = population.states[slot]
+            if not constraint.judges(state):
+                continue
+            row = weights[r].cpu().numpy()
+            if np.isnan(row).any():
+                continue
+            if isinstance(constraint, Pulling) and (pull := constraint.pull(state)) is not None:
+                row = _pulled(row, *pull)
+                weights[r] = torch.from_numpy(row).to(weights)
+            rng = np.random.default_rng(int(uniforms[r : r + 1].view(np.uint64)[0]))
             found = _draw_for(population, slot, row, rng)
             if draft and found.token < 0 and not found.untried:
                 others = torch.zeros_like(weights[r])
@@ -252,6 +260,13 @@ def redraw(
             errors[r] = error
         tokens[r], total[r] = max(found.token, 0), found.total
     return errors
+
+
+def _pulled(weights: np.ndarray, tokens: np.ndarray, share: float) -> np.ndarray:
+    """Weights, those of all but some tokens by a share of what they were."""
+    pulled = weights * np.float32(share)
+    pulled[tokens] = weights[tokens]
+    return pulled
 
 
 def _draw_for(

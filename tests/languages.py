@@ -38,8 +38,13 @@ def begins(constraint, text):
 
 def masks(constraint, states, vocabulary=VOCABULARY):
     """Bool [n, V]."""
+    return masks_of(constraint.compile(vocabulary), states, vocabulary)
+
+
+def masks_of(compiled, states, vocabulary=VOCABULARY):
+    """Bool [n, V]."""
     words = torch.full((len(states), -(-len(vocabulary) // 32)), 7, dtype=torch.int32)
-    constraint.compile(vocabulary).fill_masks(states, words)
+    compiled.fill_masks(states, words)
     bits = (words[:, :, None] >> torch.arange(32)) & 1
     flat = bits.reshape(len(states), -1).bool()
     assert not flat[:, len(vocabulary) :].any()

@@ -52,6 +52,9 @@ class _Asked:
     def fill_masks(self, states, bitmask) -> None:
         bitmask.fill_(-1)
 
+    def judges(self, state) -> bool:
+        return True
+
     def viable(self, state, token) -> bool:
         return state.fork().advance(token)
 
