@@ -18,6 +18,7 @@ import torch
 
 from guided_smc.models.checks import quiet
 from guided_smc.models.particles import blank
+from guided_smc.signals import held
 
 AFTER = 32
 """Small passes before tracing, which takes as long as a few dozen of them."""
@@ -59,7 +60,8 @@ class TracedPass:
             if self._passes >= AFTER:
                 self.prepare(tokens.device)
             if self._graph is not None:
-                with torch.jit.optimized_execution(False):
+                # An exception out of a Python operator within the graph would come as another's.
+                with torch.jit.optimized_execution(False), held():
                     logits: torch.Tensor = self._graph(
                         tokens, positions, _indices(keep, tokens.shape[1], tokens.device)
                     )
@@ -70,7 +72,8 @@ class TracedPass:
         """Trace now, unless that was tried before."""
         if not self._tried:
             self._tried = True
-            self._graph = self._trace(device)
+            with held():
+                self._graph = self._trace(device)
 
     def _trace(self, device: torch.device) -> Any:
         """The graph, or None if this module has none that can be trusted."""
