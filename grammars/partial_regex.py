@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Literal
 
 import regex
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
+from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.predicates import MAX_REJECTED, PrefixConstraint
 
 TIMEOUT_S = 2.0
@@ -149,8 +151,9 @@ def _one_of_each_kind(begun: bytes) -> tuple[str, ...]:
     missing = 6 * (width - len(begun))
     codes = range(max(bits << missing, least), min((bits + 1) << missing, 0x110000))
     characters = "".join(chr(c) for c in codes if not 0xD800 <= c < 0xE000)
-    found = [regex.search(kind, characters) for kind in _KINDS]
-    return tuple(match[0] for match in found if match)
+    # What `regex` takes for a letter and what `re` does differ a little: one of each.
+    found = [search(kind, characters) for search in (regex.search, re.search) for kind in _KINDS]
+    return tuple({match[0]: None for match in found if match})
 
 
 def _refused(keyword: str, what: str, where: str) -> UnsupportedConstraintError:
@@ -168,6 +171,11 @@ class PartialRegex(PrefixConstraint):
         pattern: In the syntax of the `regex` package, which is that of `re` and more.
         flags: Of that package, such as `regex.IGNORECASE`.
         max_rejected: Tokens to try at one place before a particle is given up, with a warning.
+        reason: Why it has no masks; said in the result's `warnings`.
+
+    Attributes:
+        pattern: As it was given.
+        engine: What enforces it.
 
     Raises:
         ConstraintError: The pattern is invalid.
@@ -176,18 +184,34 @@ class PartialRegex(PrefixConstraint):
 
     shows_ends = True
 
-    def __init__(self, pattern: str, flags: int = 0, *, max_rejected: int = MAX_REJECTED) -> None:
+    engine: Literal["partial"] = "partial"
+
+    def __init__(
+        self,
+        pattern: str,
+        flags: int = 0,
+        *,
+        max_rejected: int = MAX_REJECTED,
+        reason: str | None = None,
+    ) -> None:
         self.pattern = pattern
+        self._reason = reason
         self.name = f"regex {pattern!r}"
         self.max_rejected = max_rejected
         self._by_kind = tells_kinds_apart(pattern, flags)
         try:
             regex.compile(pattern, flags)
-        except regex.error as error:
-            raise ConstraintError(f"regex: {error}, in {pattern!r}") from error
+        except (regex.error, RecursionError) as error:
+            raise ConstraintError(f"regex: {error}, in {shorten(repr(pattern))}") from error
         self._compiled = regex.compile(
             without_tests_of_the_end(pattern, flags), flags | regex.VERSION0
         )
+
+    def notes(self) -> tuple[str, ...]:
+        """Why tokens are drawn by rejection, where that was not asked for."""
+        if self._reason is None:
+            return ()
+        return (f"{self.name}: {self._reason}, so tokens are drawn by rejection",)
 
     def begin(self) -> str:
         """The cursor is the text itself."""

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from languages import VOCABULARY, accepts, begins, check_masks, masks
+from languages import VOCABULARY, accepts, after, begins, check_masks, masks
 from support import VOCABULARY as LETTERS
 from support import exact, request, results, unnormalised
 
 from guided_smc.engine import run
-from guided_smc.errors import ConstraintError, UnsupportedConstraintError
+from guided_smc.errors import ConstraintError, OptionError, UnsupportedConstraintError
 from guided_smc.grammars import Limits, regex
 from guided_smc.models.table import TableModel
 
@@ -144,18 +144,90 @@ def test_repetitions_are_counted(pattern, shortest, longest):
         ("(?m)a$\n^b", "anchor in the middle"),
     ],
 )
-def test_what_is_no_regular_language_is_refused_by_name(pattern, what):
+def test_what_masks_do_not_know_is_named(pattern, what):
     with pytest.raises(UnsupportedConstraintError) as refused:
-        regex(pattern)
+        regex(pattern, engine="llguidance")
     assert refused.value.keyword == what
     assert repr(pattern) in str(refused.value) and what in str(refused.value)
+    constraint = regex(pattern)
+    assert constraint.engine == "partial"
+    assert what in constraint.notes()[0] and "rejection" in constraint.notes()[0]
+    assert regex(pattern, engine="partial").notes() == ()
 
 
 @pytest.mark.skipif(not hasattr(re, "NOFLAG"), reason="new in Python 3.11")
 @pytest.mark.parametrize("pattern", ["a++b", "(?>a*)b"])
-def test_what_forbids_backtracking_is_refused(pattern):
+def test_what_forbids_backtracking_is_judged_on_prefixes(pattern):
     with pytest.raises(UnsupportedConstraintError):
-        regex(pattern)
+        regex(pattern, engine="llguidance")
+    constraint = regex(pattern)
+    assert constraint.engine == "partial"
+    for text in ("b", "ab", "aab", "a", "abb"):
+        assert accepts(constraint, text) == bool(re.fullmatch(pattern, text))
+
+
+BEYOND = [
+    r"(a|b)c\1",
+    r"(?P<x>.)(?P=x)\w?",
+    r"(?=.*k)\w{2,4}",
+    r"\b\w+\b\W\B.?",
+    r"(?a)\b\w+\b.",
+    r"(?m)a$\n?^b?|(?:^.$\n?)+",
+    "a^b|[^a]$(?!b)",
+    "(?i)(?<=a)b|k(?!S)|(?<!a)ß",
+    r"(a)?b(?(1)c|x)",
+    r"(?s).(?<!\s)\Z\n?",
+    r"\B|\b|(?=a)",
+    r"(?!)|a{0,2}?(?=b)\w",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([*PATTERNS, *BEYOND]),
+    st.one_of(
+        st.text(st.sampled_from(CHARACTERS), max_size=5),
+        st.text(st.sampled_from("abcxk_ \n"), max_size=5),
+    ),
+)
+def test_the_other_engine_accepts_the_same_texts(pattern, text):
+    constraint = regex(pattern, engine="partial")
+    state, viable = after(constraint, text.encode())
+    member = bool(re.fullmatch(pattern, text))
+    assert (viable and state.accepting) == member
+    assert viable or not member
+    if pattern not in BEYOND:
+        assert viable or not begins(CONSTRAINTS[pattern], text)
+
+
+@pytest.mark.parametrize("pattern", [r"[^\W\d]+(?!a)", r"\s(?!a)", r"(?!a)\w", r"[^\w\s](?=a)a"])
+def test_the_beginning_of_a_character_that_re_takes_is_viable(pattern):
+    constraint = regex(pattern)
+    for code in (*range(0x80, 0x3100), *range(0x1D000, 0x1E000)):
+        data = chr(code).encode()
+        if re.fullmatch(pattern, chr(code)) or re.fullmatch(pattern, chr(code) + "a"):
+            assert all(constraint.begins("", data[:n]) for n in range(1, len(data)))
+
+
+def test_what_only_the_regex_package_takes_means_what_it_says_there():
+    constraint = regex(r"\p{Lu}\p{Ll}*")
+    assert (constraint.engine, accepts(constraint, "Éa")) == ("partial", True)
+    assert not accepts(constraint, "ab")
+    assert "only the `regex` package" in constraint.notes()[0]
+    with pytest.raises(ConstraintError, match="is not a regular expression"):
+        regex(r"\p{Lu}", engine="llguidance")
+
+
+def test_a_language_is_regular_wherever_it_can_be():
+    assert regex("a|b$").engine == "llguidance" and regex("a|b$").notes() == ()
+    with pytest.raises(OptionError, match="engine must be one of"):
+        regex("a", engine="outlines")
+
+
+def test_a_backreference_that_ignores_case_is_refused_by_every_engine():
+    for engine in ("auto", "partial"):
+        with pytest.raises(UnsupportedConstraintError, match="ignores case"):
+            regex(r"(?i)(a)\1", engine=engine)
 
 
 @pytest.mark.parametrize("wrong", ["(a", "[a", "a**", "(?P<1>a)", "a{3,2}", r"\q", "a(?i)b("])
