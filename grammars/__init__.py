@@ -1,8 +1,9 @@
 """Constraints: languages that a text must belong to."""
 
 from guided_smc.grammars.choice import Choice, choice
+from guided_smc.grammars.context_free import LarkMasks, lark
 from guided_smc.grammars.json_schema import JsonSchema, json_schema
-from guided_smc.grammars.lark import Lark, lark
+from guided_smc.grammars.lark import Lark
 from guided_smc.grammars.lark_text import LarkText
 from guided_smc.grammars.matching import Limits
 from guided_smc.grammars.output_types import from_output_type
@@ -15,6 +16,7 @@ __all__ = [
     "Choice",
     "JsonSchema",
     "Lark",
+    "LarkMasks",
     "LarkText",
     "Limits",
     "PartialRegex",

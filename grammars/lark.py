@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
 from guided_smc.grammars.grammar import Grammar, check_size
 from guided_smc.grammars.json_schema import JsonSchema
 from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.matching import EXACT_MASKS, GrammarError, Limits
+from guided_smc.grammars.trees import TreeReader, parser_of
 
 _TOKENS = re.compile(
     r"""
@@ -43,31 +44,44 @@ _OPTIONS = ("allow_initial_skip", "no_forcing", "skip_repetition")
 """Options of `%llguidance` that leave a grammar a set of texts."""
 
 
-def lark(grammar: str, *, start: str = "start", limits: Limits | None = None) -> Lark:
-    """A constraint to the texts of a context-free grammar.
+class Lark(Grammar):
+    """Texts of a context-free grammar in llguidance's dialect.
 
     Args:
-        grammar: In llguidance's dialect of Lark. Its regular expressions are Rust's.
+        grammar: Its source. Regular expressions are Rust's.
         start: The rule to begin with. With another one than `start`, no rule may be called so.
+        tree: Whether the value is a `lark.Tree`, which takes a grammar that `lark` reads as well.
+        transformer: What makes the value of the tree, such as a `lark.Transformer`.
         limits: What an untrusted grammar may cost.
-
-    Raises:
-        UnsupportedConstraintError: Special tokens, references to other grammars, and attributes
-            that speak of tokens (`max_tokens`, `temperature`, `stop`); with the line.
-        ConstraintError: Not a grammar, without any text, or beyond the limits; with the line.
-    """
-    return Lark(grammar, start=start, limits=limits)
-
-
-class Lark(Grammar):
-    """Texts of a context-free grammar. See `lark` for the arguments.
+        note: What the result's `warnings` should say of it.
 
     Attributes:
         grammar: As it was given.
         start: The rule that a text is.
+        engine: What enforces it.
+        dialect: Whose grammar it is.
+
+    Raises:
+        UnsupportedConstraintError: Special tokens, references to other grammars, and attributes
+            that speak of tokens (`max_tokens`, `temperature`, `stop`); with the line.
+        ConstraintError: Not a grammar, without any text, or beyond the limits; with the line. Or
+            a tree is asked for, and `lark` does not take the grammar.
+        OptionError: The transformer is none.
     """
 
-    def __init__(self, grammar: str, *, start: str = "start", limits: Limits | None = None) -> None:
+    engine: Literal["llguidance"] = "llguidance"
+    dialect: Literal["llguidance"] = "llguidance"
+
+    def __init__(
+        self,
+        grammar: str,
+        *,
+        start: str = "start",
+        tree: bool = False,
+        transformer: Any = None,
+        limits: Limits | None = None,
+        note: str | None = None,
+    ) -> None:
         limits = limits or Limits()
         if not isinstance(grammar, str):
             raise ConstraintError(f"a grammar is a text, got {shorten(repr(grammar))}")
@@ -102,6 +116,26 @@ class Lark(Grammar):
             )
         except GrammarError as error:
             raise ConstraintError(_located(error, grammar)) from None
+        self._note = note
+        self._reader: TreeReader | None = None
+        if tree or transformer is not None:
+            self._reader = TreeReader(parser_of(grammar, start), transformer, self.name)
+
+    def notes(self) -> tuple[str, ...]:
+        """In whose dialect it is read, where that may surprise."""
+        return () if self._note is None else (self._note,)
+
+    def parse(self, text: str) -> Any:
+        """The tree of a member if it was asked for, or what is made of it; else the text.
+
+        Raises:
+            OutputValidationError: `lark` finds no tree, or the transformer refuses it.
+        """
+        return text if self._reader is None else self._reader.value(text)
+
+    def value_key(self, text: str) -> Hashable:
+        """Equal for texts with equal trees, if trees are asked for."""
+        return text if self._reader is None else self._reader.key(text)
 
 
 @dataclass

@@ -24,12 +24,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Literal
 
-import lark
 import regex
-from lark.exceptions import LarkError
 from lark.indenter import Indenter
 from lark.lexer import BasicLexer, TerminalDef, Token
 from lark.parsers.lalr_analysis import Shift
@@ -42,6 +41,7 @@ from guided_smc.grammars.partial_regex import (
     without_tests_of_the_end,
 )
 from guided_smc.grammars.predicates import MAX_REJECTED, PrefixConstraint
+from guided_smc.grammars.trees import TreeReader, read_grammar
 
 _END = "$END"
 _CEASES = re.compile(r"\(\?[=!>(]|[*+?}]\+|\(\*")
@@ -84,15 +84,28 @@ class LarkText(PrefixConstraint):
         postlex: An `Indenter`, such as `lark.indenter.PythonIndenter()`, with its own methods.
         import_paths: Folders for `%import`.
         tree: Whether the value is the `lark.Tree` of the text; else it is the text.
+        transformer: What makes the value of the tree, such as a `lark.Transformer`.
         name: What messages call it.
         max_rejected: Tokens to try at one place before a particle is given up, with a warning.
+        reason: Why it has no masks; said in the result's `warnings`.
+
+    Attributes:
+        grammar: As it was given.
+        start: The rule that a text is.
+        parser: Lark's own.
+        engine: What enforces it.
+        dialect: Whose grammar it is.
 
     Raises:
-        ConstraintError: Lark refuses the grammar.
+        ConstraintError: Lark refuses the grammar, or no finite text satisfies one of its rules.
+        OptionError: The transformer is none.
         UnsupportedConstraintError: It holds what cannot be judged on prefixes.
     """
 
     shows_ends = True
+
+    engine: Literal["lark"] = "lark"
+    dialect: Literal["lark"] = "lark"
 
     def __init__(
         self,
@@ -102,12 +115,16 @@ class LarkText(PrefixConstraint):
         postlex: Indenter | None = None,
         import_paths: Sequence[str] = (),
         tree: bool = False,
+        transformer: Any = None,
         name: str = "lark",
         max_rejected: int = MAX_REJECTED,
+        reason: str | None = None,
     ) -> None:
         self.name = name
+        self.grammar = grammar
+        self.start = start
         self.max_rejected = max_rejected
-        self._tree = tree
+        self._reason = reason
         self._indenter = postlex
         if postlex is not None and not _is_plain(postlex):
             raise UnsupportedConstraintError(
@@ -116,26 +133,28 @@ class LarkText(PrefixConstraint):
                 keyword="postlex",
             )
         try:
-            self._lark = lark.Lark(
+            self.parser = read_grammar(
                 grammar,
                 start=start,
                 parser="lalr",
                 lexer="contextual",
-                regex=True,
                 postlex=postlex,
                 import_paths=list(import_paths),
             )
-        except (LarkError, OSError, regex.error) as error:
-            raise ConstraintError(f"{name}: {_one_line(error)}") from error
+        except ConstraintError as error:
+            raise ConstraintError(f"{name}: {error}") from error
         self._refuse_declared()
-        frontend: Any = self._lark.parser
+        self._refuse_endless()
+        reader = TreeReader(self.parser, transformer, name)
+        self.reader = reader if tree or transformer is not None else None
+        frontend: Any = self.parser.parser
         table = frontend.parser.parser.parse_table
         self._states = table.states
         self._start, self._end = table.start_states[start], table.end_states[start]
         contextual = frontend.lexer if postlex is None else frontend.lexer.lexer
-        sources = {t.name: self._source(t) for t in self._lark.terminals if t.pattern}
+        sources = {t.name: self._source(t) for t in self.parser.terminals if t.pattern}
         self._by_kind = all(
-            tells_kinds_apart(t.pattern.to_regexp(), 0) for t in self._lark.terminals if t.pattern
+            tells_kinds_apart(t.pattern.to_regexp(), 0) for t in self.parser.terminals if t.pattern
         )
         patterns = {terminal: _Pattern(terminal, sources[terminal]) for terminal in sources}
         lexers = {id(lexer): lexer for lexer in contextual.lexers.values()}
@@ -151,10 +170,10 @@ class LarkText(PrefixConstraint):
             ) from None
 
     def _refuse_declared(self) -> None:
-        made = {_END, *(t.name for t in self._lark.terminals if t.pattern)}
+        made = {_END, *(t.name for t in self.parser.terminals if t.pattern)}
         if self._indenter is not None:
             made |= {self._indenter.INDENT_type, self._indenter.DEDENT_type}
-        for rule in self._lark.rules:
+        for rule in self.parser.rules:
             for symbol in rule.expansion:
                 if symbol.is_term and symbol.name not in made:
                     raise UnsupportedConstraintError(
@@ -163,13 +182,44 @@ class LarkText(PrefixConstraint):
                         keyword="%declare",
                     )
 
+    def _refuse_endless(self) -> None:
+        finite: set[str] = set()
+        waiting = list(self.parser.rules)
+        while True:
+            ending = [r for r in waiting if all(s.is_term or s.name in finite for s in r.expansion)]
+            if not ending:
+                break
+            finite |= {rule.origin.name for rule in ending}
+            waiting = [rule for rule in waiting if rule.origin.name not in finite]
+        if waiting:
+            raise ConstraintError(
+                f"{self.name}: no finite text satisfies the rule {waiting[0].origin.name!r}: every "
+                "alternative needs it again"
+            )
+
+    def because(self, reason: str) -> LarkText:
+        """The same, with a reason why it has no masks."""
+        same = copy(self)
+        same._reason = reason
+        return same
+
+    def notes(self) -> tuple[str, ...]:
+        """Why tokens are drawn by rejection, where that was not asked for."""
+        if self._reason is None:
+            return ()
+        return (f"{self.name}: {self._reason}, so tokens are drawn by rejection",)
+
     def parse(self, text: str) -> Any:
-        """The tree of a member if it was asked for, else the text."""
-        return self._lark.parse(text) if self._tree else text
+        """The tree of a member if it was asked for, or what is made of it; else the text.
+
+        Raises:
+            OutputValidationError: The transformer refuses it.
+        """
+        return text if self.reader is None else self.reader.value(text)
 
     def value_key(self, text: str) -> Hashable:
         """Equal for texts with equal trees, if trees are asked for."""
-        return cast(Hashable, self.parse(text))
+        return text if self.reader is None else self.reader.key(text)
 
     def begin(self) -> _Cursor:
         """The parser's start, in front of the text."""
@@ -229,7 +279,7 @@ class LarkText(PrefixConstraint):
 
     def _takes(self, place: _Place, name: str) -> bool:
         """Whether a token of this terminal may come next."""
-        if name in self._lark.ignore_tokens:
+        if name in self.parser.ignore_tokens:
             return True
         indenter = self._indenter
         if indenter is not None and name == indenter.NL_type and place.parens:
@@ -239,7 +289,7 @@ class LarkText(PrefixConstraint):
     def _feed(self, place: _Place, lexer: _Lexer, name: str, value: str) -> _Place | None:
         """The place behind a token; None if the parser does not take it."""
         at = place.at + len(value)
-        if name in self._lark.ignore_tokens:
+        if name in self.parser.ignore_tokens:
             return replace(place, at=at)
         name = lexer.type_of(name, value)
         indenter = self._indenter
@@ -377,7 +427,3 @@ def _is_plain(postlex: object) -> bool:
     return isinstance(postlex, Indenter) and all(
         getattr(type(postlex), name) is getattr(Indenter, name) for name in _OWN_METHODS
     )
-
-
-def _one_line(error: Exception) -> str:
-    return re.sub(r"\s+", " ", str(error)).strip()

@@ -26,6 +26,9 @@ from guided_smc.grammars.keywords import shorten
 
 _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
+MAX_REPEAT: Any = _parser.MAXREPEAT
+"""The upper bound of a repetition without one."""
+
 Ranges = tuple[tuple[int, int], ...]
 """Code points, as sorted inclusive ranges."""
 
@@ -315,7 +318,7 @@ def _set(ranges: Ranges) -> str:
 
 
 def _count(high: Any) -> str:
-    return "" if high == _parser.MAXREPEAT else str(int(high))
+    return "" if high == MAX_REPEAT else str(int(high))
 
 
 def _is_empty(item: Any) -> bool:
