@@ -74,9 +74,8 @@ def lark(
     limits = limits or Limits()
     check_size(grammar, "the grammar", limits)
     values: dict[str, Any] = {"tree": tree, "transformer": transformer}
-    larks_alone = postlex is not None or bool(import_paths)
     if engine == "llguidance":
-        if larks_alone:
+        if postlex is not None or import_paths:
             raise OptionError("postlex and import_paths are Lark's and need its engine")
         return Lark(grammar, start=start, limits=limits, **values)
     try:
@@ -89,7 +88,7 @@ def lark(
             **values,
         )
     except ConstraintError as error:
-        if engine == "lark" or larks_alone:
+        if engine == "lark" or postlex is not None:
             raise
         note = _surprise(grammar, start, error)
         try:

@@ -8,7 +8,7 @@ repeats a key. What is narrower than JSON allows is only the spelling:
 - properties come in the schema's order, further ones after them;
 - numbers with bounds have no exponent and no trailing zeros, integers no fraction;
 - constants, listed names, and strings with a pattern, length or format use no `\uXXXX` escapes
-  but for control characters, and nothing uses `\/`;
+  but for control characters, which DEL counts among, and nothing uses `\/`;
 - whitespace between tokens is bounded (see `json_schema`), and there is none around the value.
 """
 
@@ -23,11 +23,11 @@ from typing import Any, Literal, get_origin
 from weakref import WeakKeyDictionary
 
 import pydantic
-import pydantic.json_schema
 import torch
 
-from guided_smc.errors import ConstraintError, OutputValidationError
+from guided_smc.errors import ConstraintError, OptionError, OutputValidationError
 from guided_smc.grammars.keywords import Schema, depth, shorten
+from guided_smc.grammars.layout import CompiledLayout
 from guided_smc.grammars.matching import (
     EXACT_MASKS,
     CompiledGrammar,
@@ -36,17 +36,25 @@ from guided_smc.grammars.matching import (
     every_byte,
 )
 from guided_smc.grammars.relaxing import Relaxed, Superset
+from guided_smc.grammars.type_schemas import TypeSchemas
 from guided_smc.grammars.validating import Checker, Valid
-from guided_smc.grammars.values import exact_number, key_of
+from guided_smc.grammars.values import exact_number, key_of, key_of_object
 from guided_smc.potentials import Completion, Constraint, Potential
 from guided_smc.vocabulary import Vocabulary
 
-Whitespace = Literal["compact", "flexible"]
+Whitespace = Literal["compact", "line", "indented", "flexible", "any"]
 
-_WHITESPACE = {
-    "compact": "[ ]",
-    "flexible": r"[ ]|\r?\n([ ]{0,40}|\t{0,10})",
+_COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+_WHITESPACE: dict[str, dict[str, Any]] = {
+    "compact": _COMPACT,
+    "line": {"whitespace_pattern": "[ ]"},
+    "indented": _COMPACT,  # the rest is `layout`
+    "flexible": {"whitespace_pattern": r"[ ]|\r?\n([ ]{0,40}|\t{0,10})"},
+    "any": {"whitespace_pattern": r"[ \t\r\n]{1,64}"},
 }
+"""Options of llguidance; its whitespace is optional where there is any."""
+
+_MOST_INDENT = 40
 
 _MOST_NAMED = 5
 """Keywords that a note names."""
@@ -56,6 +64,7 @@ def json_schema(
     schema: Any,
     *,
     whitespace: Whitespace = "flexible",
+    indent: int = 2,
     limits: Limits | None = None,
 ) -> JsonSchema:
     """A constraint to JSON that is valid against a schema.
@@ -66,15 +75,19 @@ def json_schema(
             says `extra="allow"`.
         whitespace: Between tokens. `"flexible"`: nothing, a space, or a newline with up to 40
             spaces or 10 tabs of indentation: what models like to write, and as probable under
-            them as unlimited whitespace, without the endless blanks. `"compact"`: nothing or one
-            space, so that the value stays on one line.
+            them as unlimited whitespace, without the endless blanks. `"any"`: up to 64 spaces,
+            tabs and line breaks in any order. `"line"`: nothing or one space, so that the value
+            stays on one line. `"compact"`: none, as `json.dumps(value, separators=(",", ":"))`
+            writes it. `"indented"`: exactly as `json.dumps(value, indent=indent)` does.
+        indent: Spaces for each level of `"indented"`.
         limits: What an untrusted schema may cost.
 
     Raises:
+        OptionError: There is no such whitespace or indentation.
         UnsupportedConstraintError: Draft 3, or a `$ref` that leads out of the document.
         ConstraintError: Not a valid schema, unsatisfiable, or beyond the limits.
     """
-    return JsonSchema(schema, whitespace=whitespace, limits=limits)
+    return JsonSchema(schema, whitespace=whitespace, indent=indent, limits=limits)
 
 
 class JsonSchema(Constraint):
@@ -94,12 +107,13 @@ class JsonSchema(Constraint):
         schema: Any,
         *,
         whitespace: Whitespace = "flexible",
+        indent: int = 2,
         limits: Limits | None = None,
     ) -> None:
         if whitespace not in _WHITESPACE:
-            raise ConstraintError(
-                f"whitespace must be one of {sorted(_WHITESPACE)}, got {whitespace!r}"
-            )
+            raise OptionError(f"whitespace must be one of {[*_WHITESPACE]}, got {whitespace!r}")
+        if not isinstance(indent, int) or not 0 <= indent <= _MOST_INDENT:
+            raise OptionError(f"indent must be a number from 0 to {_MOST_INDENT}, got {indent!r}")
         self.limits = limits or Limits()
         self.model: Any = schema if is_type(schema) else None
         self.name = "json_schema" if self.model is None else type_name(self.model)
@@ -108,6 +122,7 @@ class JsonSchema(Constraint):
             _schema_of(self._adapter, self.name) if self._adapter else schema, self.limits
         )
         self.schema: dict[str, Any] | bool = json.loads(text)
+        self._has_sets = self.model is not None and '"uniqueItems": true' in text
         try:
             checked = Schema(json.loads(text), closed=self.model is not None)
             trial = _Trial(whitespace, self.limits, checked.levels)
@@ -120,19 +135,28 @@ class JsonSchema(Constraint):
         self._grammar = _grammar(superset.document, whitespace)
         self._levels = checked.levels
         self._valid = Valid(checker, self.name)
-        self._compiled: WeakKeyDictionary[Vocabulary, CompiledGrammar] = WeakKeyDictionary()
+        self._indent = indent if whitespace == "indented" else None
+        self._compiled: WeakKeyDictionary[Vocabulary, CompiledGrammar | CompiledLayout]
+        self._compiled = WeakKeyDictionary()
 
-    def compile(self, vocabulary: Vocabulary) -> CompiledGrammar:
+    def compile(self, vocabulary: Vocabulary) -> CompiledGrammar | CompiledLayout:
         """Bind to a vocabulary; done once for each.
 
         Raises:
             ConstraintError: The grammar is too large for this vocabulary.
         """
         if vocabulary not in self._compiled:
-            self._compiled[vocabulary] = CompiledGrammar(
-                self._grammar, vocabulary, self.limits, self.name, levels=self._levels
+            self._compiled[vocabulary] = (
+                self._bind(vocabulary)
+                if self._indent is None
+                else CompiledLayout(self._bind, vocabulary, self._indent)
             )
         return self._compiled[vocabulary]
+
+    def _bind(self, vocabulary: Vocabulary) -> CompiledGrammar:
+        return CompiledGrammar(
+            self._grammar, vocabulary, self.limits, self.name, levels=self._levels
+        )
 
     def parse(self, text: str) -> Any:
         """The value: an instance of the type, or plain data.
@@ -171,10 +195,15 @@ class JsonSchema(Constraint):
         return tuple(notes)
 
     def value_key(self, text: str) -> Hashable:
-        """Canonical JSON: equal for equal values, however they are spelt (1 is 1.0, not true)."""
+        """Canonical JSON: equal for equal values, however they are spelt (1 is 1.0, not true).
+
+        Of a type with sets in it, the object itself in a form that can be compared.
+        """
         try:
+            if self._has_sets:
+                return key_of_object(self.parse(text))
             return key_of(json.loads(text, parse_int=exact_number, parse_float=exact_number))
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, OutputValidationError):
             return text
 
 
@@ -227,24 +256,9 @@ def type_adapter(value: Any) -> pydantic.TypeAdapter[Any]:
         raise ConstraintError(f"{type_name(value)} is no type of data: {error}") from error
 
 
-class _Schemas(pydantic.json_schema.GenerateJsonSchema):
-    """Pydantic's schemas, where keys that are integers are written as such."""
-
-    def dict_schema(self, schema: Any) -> dict[str, Any]:
-        """The schema of a `dict`."""
-        made = super().dict_schema(schema)
-        if schema.get("keys_schema", {}).get("type") == "int":
-            values = made.pop("additionalProperties", True)
-            made |= {"patternProperties": {_INTEGER: values}, "additionalProperties": False}
-        return made
-
-
-_INTEGER = "^(0|-?[1-9][0-9]*)$"
-
-
 def _schema_of(adapter: pydantic.TypeAdapter[Any], name: str) -> dict[str, Any]:
     try:
-        return adapter.json_schema(schema_generator=_Schemas)
+        return adapter.json_schema(schema_generator=TypeSchemas)
     except (pydantic.errors.PydanticUserError, AttributeError) as error:
         raise ConstraintError(f"{name} has no JSON Schema: {error}") from error
 
@@ -292,7 +306,7 @@ def _no_constant(name: str) -> None:
 
 def _grammar(document: dict[str, Any] | bool, whitespace: Whitespace) -> str:
     options: dict[str, Any] = {
-        "whitespace_pattern": _WHITESPACE[whitespace],
+        **_WHITESPACE[whitespace],
         "json_allow_general_unicode_escapes": True,
     }
     document = document if isinstance(document, dict) else {}  # `true`: `false` was refused

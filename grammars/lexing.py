@@ -207,7 +207,8 @@ class _Automaton:
             case "SUBPATTERN":
                 return self._sequence(list(argument[3]), group_flags(argument, flags), then)
             case "MAX_REPEAT" | "MIN_REPEAT":
-                return self._repeated(*argument, op.name == "MAX_REPEAT", flags, then)
+                low, high, body = argument
+                return self._repeated(low, high, body, op.name == "MAX_REPEAT", flags, then)
         what = named(argument.name if op.name == "AT" else op.name)
         raise Differs(f"{self._name} has {'an' if what[0] in 'aeiou' else 'a'} {what}")
 

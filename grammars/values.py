@@ -6,8 +6,13 @@ Numbers are `int` where they are written without fraction and exponent, and `Dec
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import fields, is_dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
+
+from pydantic import BaseModel
 
 _MOST_DIGITS = 4000
 """Of an `int`; Python refuses to read longer ones, which so become `Decimal`."""
@@ -50,6 +55,22 @@ def is_multiple(number: int | Decimal, of: int | Decimal) -> bool:
 def key_of(value: Any) -> str:
     """Equal for values that JSON Schema calls equal (1 and 1.0; not 1 and true)."""
     return json.dumps(_canonical(value), sort_keys=True)
+
+
+def key_of_object(value: Any) -> Hashable:
+    """Equal for equal objects that were read from JSON: models, dataclasses, sets, plain data."""
+    kind = type(value)
+    if isinstance(value, dict):
+        return kind, frozenset((key_of_object(k), key_of_object(v)) for k, v in value.items())
+    if isinstance(value, set | frozenset):
+        return kind, frozenset(map(key_of_object, value))
+    if isinstance(value, list | tuple | deque):
+        return kind, tuple(map(key_of_object, value))
+    if isinstance(value, BaseModel):
+        return kind, key_of_object(dict(value))
+    if is_dataclass(value):
+        return kind, key_of_object({f.name: getattr(value, f.name) for f in fields(value)})
+    return kind, value
 
 
 def _canonical(value: Any) -> Any:

@@ -12,11 +12,14 @@ import json
 import math
 import os
 import signal
+from datetime import date
+from enum import Enum
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import click
+import lark
 import pydantic
 import pytest
 from rich.console import Console
@@ -121,6 +124,21 @@ def test_a_pydantic_value_is_written_as_the_json_that_its_schema_describes():
     result = a_result({text: 1.0}, Person.model_validate_json)
     record = written(result_record(a_line(), result, "f"))
     assert record["value"] == {"fullName": "Ann", "height": 1.5, "home": "x"}
+
+
+def test_other_values_are_written_as_json_too():
+    class Colour(Enum):
+        RED = "red"
+
+    tree = lark.Tree("sum", [lark.Token("N", "1"), lark.Tree("empty", [])])
+    for value, plain in [
+        ({Colour.RED: {date(2024, 2, 29)}}, {"red": ["2024-02-29"]}),
+        ([frozenset({1}), (2, None)], [[1], [2, None]]),
+        (10**40, 10**40),
+        (tree, {"rule": "sum", "children": ["1", {"rule": "empty", "children": []}]}),
+    ]:
+        result = a_result({"a": 1.0}, lambda text, value=value: value)
+        assert written(result_record(a_line(), result, "f"))["value"] == plain
 
 
 def test_all_values_are_parallel_lists_heaviest_first():

@@ -16,7 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guided_smc.errors import ConstraintError, OutputValidationError, UnsupportedConstraintError
+from guided_smc.errors import (
+    ConstraintError,
+    OptionError,
+    OutputValidationError,
+    UnsupportedConstraintError,
+)
 from guided_smc.grammars import Limits, Relaxed, json_schema
 from guided_smc.potentials import Completion
 from guided_smc.vocabulary import Vocabulary
@@ -553,7 +558,8 @@ def test_the_usual_styles_of_json_are_accepted(style):
     value = {"a": [1, {"b": [], "c": "x"}], "d": {"e": None}}
     assert accepts(json_schema(True), json.dumps(value, **style))
     one_line = "indent" not in style
-    assert accepts(json_schema(True, whitespace="compact"), json.dumps(value, **style)) == one_line
+    assert accepts(json_schema(True, whitespace="line"), json.dumps(value, **style)) == one_line
+    assert accepts(json_schema(True, whitespace="any"), json.dumps(value, **style))
 
 
 @pytest.mark.parametrize("text", ["{  }", "{ \n}", "{\n\n}", " {}", "{} ", "{\n" + 41 * " " + "}"])
@@ -563,8 +569,11 @@ def test_whitespace_cannot_go_on_and_on(text):
 
 
 def test_an_unknown_whitespace_is_refused():
-    with pytest.raises(ConstraintError, match="compact"):
+    with pytest.raises(OptionError, match="compact"):
         json_schema({}, whitespace="none")
+    for indent in (-1, 41, "  ", None):
+        with pytest.raises(OptionError, match="from 0 to 40"):
+            json_schema({}, whitespace="indented", indent=indent)
 
 
 WALKED = {

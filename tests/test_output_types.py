@@ -19,7 +19,7 @@ from typing_extensions import NotRequired, TypeAliasType, TypedDict
 from guided_smc import LM, TableModel, Vocabulary, reward
 from guided_smc.errors import ConstraintError, OutputValidationError, UnsupportedConstraintError
 from guided_smc.grammars import choice, from_output_type, json_schema, lark, regex
-from guided_smc.potentials import Intersection
+from guided_smc.potentials import Completion, Intersection
 
 
 class Colour(Enum):
@@ -128,6 +128,21 @@ READ: dict[Any, tuple[list[tuple[str, Any]], list[str]]] = {
     tuple[int, ...]: ([("[1, 2, 3]", (1, 2, 3))], ['["a"]']),
     dict[str, int]: ([('{"a": 1}', {"a": 1}), ("{}", {})], ['{"a": "b"}']),
     dict[int, bool]: ([('{"7": true, "-1": false}', {7: True, -1: False})], ['{"a": true}']),
+    dict[Colour, int]: (
+        [('{"dark blue": 1, "red": 2}', {Colour.BLUE: 1, Colour.RED: 2}), ("{}", {})],
+        ['{"RED": 1}', '{"blue": 1}'],
+    ),
+    dict[Level, bool]: ([('{"10": true}', {Level.high: True})], ['{"2": true}', '{"low": true}']),
+    dict[Literal['a"', "b"], int]: ([('{"a\\"": 1}', {'a"': 1})], ['{"c": 1}']),
+    dict[bool, dict[float, int]]: (
+        [('{"true": {"-1.5e3": 1}}', {True: {-1500.0: 1}})],
+        ['{"True": {}}', '{"false": {"x": 1}}'],
+    ),
+    dict[Colour | Literal["x"], int | None]: ([('{"x": null, "red": 1}',
+        {"x": None, Colour.RED: 1})], ['{"y": 1}']),
+    set[int]: ([("[2, 1]", {1, 2}), ("[]", set())], ['["a"]', "{}"]),
+    frozenset[Colour]: ([('["red"]', frozenset({Colour.RED}))], ["[red]", '["green"]']),
+    list[set[str]]: ([('[["a", "b"], []]', [{"a", "b"}, set()])], ['["a"]']),
     dict: ([('{"a": [null]}', {"a": [None]})], ["[]"]),
     list: ([('[1, "a"]', [1, "a"])], ["{}"]),
     Square | Circle: (
@@ -170,6 +185,38 @@ class Text:
 
     def __init__(self, text):
         self.text = text
+
+
+def test_a_set_has_no_item_twice_and_no_order():
+    constraint = from_output_type(set[int])
+    scores = constraint.check().log_prefix([written("[1, 2"), written("[1, 1,")])
+    assert list(scores) == [0.0, -float("inf")]
+    assert constraint.value_key("[1, 2]") == constraint.value_key("[2,1]")
+    assert constraint.value_key("[1, 2]") != constraint.value_key("[1]")
+    keys = from_output_type(Basket).value_key
+    assert keys('{"fruit": [["a", "b"]], "by": {"red": ["c", "d"]}}') == keys(
+        '{"fruit": [["b", "a"]], "by": {"red": ["d", "c"]}}'
+    )
+    assert keys('{"fruit": [["a"], []], "by": {}}') != keys('{"fruit": [[], ["a"]], "by": {}}')
+    assert from_output_type(list[int]).value_key("[1, 2]") != from_output_type(list[int]).value_key(
+        "[2, 1]"
+    )
+
+
+class Basket(pydantic.BaseModel):
+    fruit: list[frozenset[str]]
+    by: dict[Colour, set[str]]
+
+
+def written(text):
+    return Completion("", (), text, False, Vocabulary([b"a", b""], [1]))
+
+
+def test_keys_that_json_cannot_have_are_refused():
+    for keys in (Literal[1, 2], Literal[Colour.RED]):
+        with pytest.raises(ConstraintError, match="no key of a dict can be"):
+            from_output_type(dict[keys, int])
+    assert from_output_type(dict[Literal["a", 1], int]).parse('{"a": 1}') == {"a": 1}
 
 
 @pytest.mark.parametrize(

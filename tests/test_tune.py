@@ -113,6 +113,7 @@ SMALL = "--particles 1,2 --block-sizes 0,2,auto --max-tokens 6 --device cpu --dt
         ("tune m --max-tokens 1", "Invalid value for '--max-tokens'"),
         ("tune m --time-limit 0", "Invalid value for '--time-limit'"),
         ("tune m --schema none.json", "schema file not found: none.json"),
+        ("tune m --schema a.json --regex a", "--schema and --regex exclude each other"),
         ("tune m --prompts none.txt", "prompt file not found: none.txt"),
         ("tune m --prompts empty.txt", "empty.txt holds no prompts"),
         ("tune m --prompts bad.jsonl", "bad.jsonl: line 1: not valid JSON"),
@@ -163,10 +164,10 @@ def test_a_table_and_advice_for_every_number_of_particles(tiny):
 
 
 def test_without_a_draft_the_particles_are_compared(tiny):
-    (tiny / "word.json").write_text('{"enum": ["ab", "abc"]}')
+    (tiny / "words.lark").write_text('start: "ab" | "abc"')
     (tiny / "p.txt").write_text("a\n")
     done = call(
-        "tune tiny --particles 1,3 --prompts p.txt --max-tokens 8 --schema word.json "
+        "tune tiny --particles 1,3 --prompts p.txt --max-tokens 8 --grammar words.lark "
         "--device cpu --json --quiet"
     )
     assert done.returncode == 0, done.stderr

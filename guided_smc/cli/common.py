@@ -59,6 +59,27 @@ def model_options(command: Command) -> Command:
     return command
 
 
+def language_options(command: Command) -> Command:
+    """Add what says which texts are allowed to a command."""
+    for option in reversed(
+        (
+            click.option(
+                "--schema",
+                help="JSON Schema file, or module:name of what a text stands for: a pydantic "
+                "model, another type, a schema, a constraint.",
+            ),
+            click.option("--regex", help="Pattern that a whole output matches, as in Python."),
+            click.option(
+                "--grammar",
+                help="Lark file that an output follows, as Lark reads it or in llguidance's "
+                "dialect.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 def say_error(message: str) -> None:
     """An error in one line, whatever line breaks its message has."""
     click.echo(f"Error: {' '.join(message.split())}", err=True)

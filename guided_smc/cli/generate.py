@@ -14,17 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from guided_smc.cli.common import SETTINGS, State, debug_option, model_options
+from guided_smc.cli.common import SETTINGS, State, debug_option, language_options, model_options
 from guided_smc.cli.interrupts import Interrupts
 from guided_smc.cli.reading import Format, PromptLine, PromptSource
 from guided_smc.cli.referents import (
     load_arguments,
-    load_grammar,
+    load_language,
     load_reward,
-    load_schema,
-    make_language,
-    one_language,
-    schema_data,
 )
 from guided_smc.cli.writing import Done, open_output
 from guided_smc.errors import OptionError
@@ -106,9 +102,7 @@ def _sampling_options(command: Command) -> Command:
 @click.option(
     "--draft", help="Proposes tokens: a smaller model with the same tokenizer, int8, or ngram."
 )
-@click.option("--schema", help="JSON Schema file, or module:PydanticModel.")
-@click.option("--regex", help="Pattern that a whole output matches, as in Python.")
-@click.option("--grammar", help="Lark file (llguidance's dialect) that an output follows.")
+@language_options
 @click.option("--reward", help="module:function that scores texts.")
 @click.option("--beta", type=float, help="Strength of the reward.  [default: 1.0]")
 @click.option(
@@ -243,9 +237,6 @@ def _check(**given: Any) -> Job:
         beta = check_beta(1.0 if given["beta"] is None else given["beta"])
     except OptionError as error:
         raise click.UsageError(_with_flags(str(error))) from None
-    language = one_language(given)
-    if language and base.stop:
-        raise click.UsageError(f"--stop does not go with {language}, which says where to end")
     if given["reward"] is None and not (given["beta"] is given["reward_on"] is None):
         raise click.UsageError("--beta and --reward-on need --reward")
     if given["draft"] is None and base.block_size not in (None, 0, "auto"):
@@ -257,19 +248,18 @@ def _check(**given: Any) -> Job:
     _refuse_same_file(source, given["output"])
 
     reward = load_reward(given["reward"], beta, given["reward_on"] or "end")
-    schema = load_schema(given["schema"])
-    pattern, grammar = given["regex"], load_grammar(given["grammar"])
+    language = load_language(given)
+    if language.option and base.stop:
+        raise click.UsageError(
+            f"--stop does not go with {language.option}, which says where to end"
+        )
     settings = {
         "options": base.model_dump(mode="json"),
-        "schema": schema_data(schema),
         "beta": beta,
         **{name: given[name] for name in ("model", "draft", "reward", "reward_on", "chat")},
-        # Only where they are there, so that runs from before they were options can be resumed.
-        **({"regex": pattern} if pattern is not None else {}),
-        **({"grammar": grammar} if grammar is not None else {}),
+        **language.settings,
     }
-    constraint = make_language(schema, pattern, grammar, given)
-    request = {"chat": given["chat"], "output_type": constraint, "potential": reward}
+    request = {"chat": given["chat"], "output_type": language.constraint, "potential": reward}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     return Job(source, base, digest, request, load, given)
 

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from guided_smc.cli.reading import PromptLine
 from guided_smc.errors import OutputError, PotentialError
@@ -135,7 +136,27 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         # By alias, because those are the names in the schema that the text was held to.
         return value.model_dump(mode="json", by_alias=True)
-    return value
+    if _is_plain(value):
+        return value  # numbers of any size too
+    return to_jsonable_python(value, by_alias=True, fallback=_tree_or_text)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is JSON data as it is."""
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(item) for key, item in value.items())
+    if type(value) is list:
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _tree_or_text(value: Any) -> Any:
+    """A `lark.Tree` as JSON data, and anything else as a text."""
+    from lark import Tree
+
+    if isinstance(value, Tree):
+        return {"rule": value.data, "children": value.children}
+    return str(value)
 
 
 def _finite(data: Any) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 from pydantic import BaseModel
@@ -14,6 +15,8 @@ from guided_smc.errors import ConstraintError
 
 if TYPE_CHECKING:
     from guided_smc.potentials import Constraint, Potential
+
+Made = TypeVar("Made")
 
 
 def load_arguments(given: dict[str, Any]) -> dict[str, Any]:
@@ -51,27 +54,84 @@ def load_reward(
     return reward(function, beta=beta, on=on)
 
 
-def load_schema(reference: str | None) -> Any:
-    """A JSON Schema or a pydantic model; None without one."""
-    if reference is None:
-        return None
+@dataclass(frozen=True)
+class Language:
+    """Which texts are allowed.
+
+    Attributes:
+        option: Which option says so; None if all texts are.
+        constraint: Their constraint; None if all are.
+        settings: What tells whether it is the same as before, as JSON data.
+    """
+
+    option: str | None
+    constraint: Constraint | None
+    settings: dict[str, Any]
+
+
+def load_language(given: dict[str, Any]) -> Language:
+    """The language of a schema, a regular expression or a grammar; all texts without any of them.
+
+    Raises:
+        click.UsageError: More than one is given, one cannot be read, or it is refused.
+    """
+    named = [f"--{name}" for name in ("schema", "regex", "grammar") if given[name] is not None]
+    if len(named) > 1:
+        raise click.UsageError(f"{' and '.join(named)} exclude each other")
+    if not named:
+        return Language(None, None, {"schema": None})
+    option = named[0]
+    if option == "--schema":
+        constraint, settings = _schema(given["schema"])
+        return Language(option, constraint, {"schema": settings})
+    # `schema` stays among the settings, so that runs from before the others can be resumed.
+    if option == "--regex":
+        from guided_smc.grammars import regex
+
+        constraint = _made(lambda: regex(given["regex"]), option)
+        return Language(option, constraint, {"schema": None, "regex": given["regex"]})
+    from guided_smc.grammars import lark
+
+    source = _read_text(given["grammar"], "grammar")
+    folder = str(Path(given["grammar"]).parent)
+    constraint = _made(lambda: lark(source, import_paths=[folder]), f"grammar {given['grammar']}")
+    return Language(option, constraint, {"schema": None, "grammar": source})
+
+
+def _schema(reference: str) -> tuple[Constraint, Any]:
+    """The constraint that a file or an object stands for, and what tells it from others."""
+    what = f"schema {reference}"
     if Path(reference).suffix != ".json" and not Path(reference).exists() and ":" in reference:
+        from guided_smc.grammars import from_output_type
         from guided_smc.references import load_object
 
         found = load_object(reference)
-        if isinstance(found, dict) or _is_model(found):
-            return found
-        raise click.UsageError(f"--schema {reference} is not a pydantic model")
+        constraint = _made(lambda: from_output_type(found), what)
+        if constraint is None:
+            raise click.UsageError(f"{what} allows any text: leave it out")
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            return constraint, found.model_json_schema()
+        return constraint, found if isinstance(found, dict) else _described(constraint)
+    from guided_smc.grammars import json_schema
+
     text = _read_text(reference, "schema")
     try:
-        return json.loads(text)
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise click.UsageError(f"schema {reference} is not valid JSON: {error}") from None
+    return _made(lambda: json_schema(data), what), data
 
 
-def load_grammar(reference: str | None) -> str | None:
-    """The text of a grammar file; None without one."""
-    return None if reference is None else _read_text(reference, "grammar")
+def _described(constraint: Any) -> Any:
+    """What a constraint was made from, as JSON data."""
+    for name in ("schema", "grammar", "pattern"):
+        if hasattr(constraint, name):
+            return [constraint.name, getattr(constraint, name)]
+    if hasattr(constraint, "texts"):
+        return [constraint.name, list(constraint.texts)]
+    parts = [getattr(constraint, name, None) for name in ("language", "parts", "constraints")]
+    inside = [c for p in parts if p for c in (p if isinstance(p, list | tuple) else [p])]
+    return [constraint.name, *map(_described, inside)]
 
 
 def _read_text(reference: str, kind: str) -> str:
@@ -85,50 +145,9 @@ def _read_text(reference: str, kind: str) -> str:
         raise click.UsageError(f"{kind} {reference} is not in UTF-8: {error}") from None
 
 
-def _is_model(schema: Any) -> TypeGuard[type[BaseModel]]:
-    return isinstance(schema, type) and issubclass(schema, BaseModel)
-
-
-def schema_data(schema: Any) -> Any:
-    """The schema as plain data, which tells whether it is the same as before."""
-    return schema.model_json_schema() if _is_model(schema) else schema
-
-
-def make_constraint(schema: Any, reference: str | None) -> Constraint | None:
-    """The language of a schema, which was named by `reference`; None without one."""
-    if schema is None:
-        return None
-    from guided_smc.grammars import json_schema
-
-    return _made(json_schema, schema, f"schema {reference}")
-
-
-def one_language(given: dict[str, Any]) -> str | None:
-    """The option that says which texts are allowed; None without one."""
-    named = [f"--{name}" for name in ("schema", "regex", "grammar") if given[name] is not None]
-    if len(named) > 1:
-        raise click.UsageError(f"{' and '.join(named)} exclude each other")
-    return named[0] if named else None
-
-
-def make_language(
-    schema: Any, pattern: str | None, grammar: str | None, given: dict[str, Any]
-) -> Constraint | None:
-    """The language of a schema, a regular expression or a grammar; None without any of them."""
-    if pattern is not None:
-        from guided_smc.grammars import regex
-
-        return _made(regex, pattern, "--regex")
-    if grammar is not None:
-        from guided_smc.grammars import lark
-
-        return _made(lark, grammar, f"grammar {given['grammar']}")
-    return make_constraint(schema, given["schema"])
-
-
-def _made(make: Callable[[Any], Constraint], source: Any, what: str) -> Constraint:
+def _made(make: Callable[[], Made], what: str) -> Made:
     try:
-        return make(source)
+        return make()
     except ConstraintError as error:
         message = str(error)
         if error.path and error.path not in message:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from guided_smc.cli.common import SETTINGS, debug_option, model_options
+from guided_smc.cli.common import SETTINGS, debug_option, language_options, model_options
 from guided_smc.cli.interrupts import Interrupted, Interrupts
-from guided_smc.cli.referents import load_arguments, load_schema, make_constraint
+from guided_smc.cli.referents import load_arguments, load_language
 from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.options import BlockSize, make_options
 
@@ -55,7 +55,7 @@ class _Numbers(click.ParamType):
     "--draft", help="Proposes tokens: a smaller model with the same tokenizer, int8, or ngram."
 )
 @click.option("--prompts", help="File of prompts, as generate takes it.  [default: two of its own]")
-@click.option("--schema", help="JSON Schema file, or module:PydanticModel.")
+@language_options
 @click.option(
     "--particles", type=_Numbers(1), default="1,4,8", show_default=True, help="Values of N."
 )
@@ -127,7 +127,7 @@ def tune(**given: Any) -> int:
     except OptionError as error:
         raise click.UsageError(str(error)) from None
     load = load_arguments(given)
-    constraint = make_constraint(load_schema(given["schema"]), given["schema"])
+    language = load_language(given)
     prompts = _prompts(given["prompts"])
 
     from rich.console import Console
@@ -138,7 +138,11 @@ def tune(**given: Any) -> int:
         from guided_smc.tuning import PROMPTS, Table
 
         table = Table.of(lm.costs, options, given["particles"], block_sizes)
-        settings = {"output_type": constraint, "chat": given["chat"], "seed": given["seed"]}
+        settings = {
+            "output_type": language.constraint,
+            "chat": given["chat"],
+            "seed": given["seed"],
+        }
         code = 0
         try:
             _measure(table, lm, prompts or list(PROMPTS), given, settings, console)
