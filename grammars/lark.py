@@ -284,7 +284,7 @@ def _inline(schema: Any, line: int, limits: Limits) -> _Inline:
     for missing in constraint.relaxed:
         raise UnsupportedConstraintError(
             f"line {line}: %json: {missing.path}: {missing.keyword!r} is more than a grammar can "
-            "say",
+            "say: leave it out, or make the whole text JSON with json_schema(...)",
             keyword=missing.keyword,
             path=missing.path,
         )

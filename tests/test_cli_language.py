@@ -61,7 +61,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def load(**given):
-    return load_language({"schema": None, "regex": None, "grammar": None, **given})
+    return load_language(
+        {"schema": None, "regex": None, "grammar": None, "whitespace": None, **given}
+    )
 
 
 def test_a_schema_may_be_anything_that_an_output_type_may_be(folder):
@@ -99,6 +101,15 @@ def test_a_pattern_and_a_grammar_become_what_they_can(folder):
     assert load(grammar="g.lark").constraint.dialect == "llguidance"
 
 
+def test_whitespace_is_that_of_json(folder):
+    (folder / "s.json").write_text('{"type": "array"}')
+    for schema, value in [("s.json", "[\n  1\n]"), ("language_types:Point", '{\n  "x": 1\n}')]:
+        language = load(schema=schema, whitespace="indented")
+        assert accepts(language.constraint, value)
+        assert not accepts(language.constraint, value.replace("\n  ", ""))
+        assert language.settings == {**load(schema=schema).settings, "whitespace": "indented"}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -107,6 +118,8 @@ def test_a_pattern_and_a_grammar_become_what_they_can(folder):
         ({"schema": "language_types:schema.keys"}, "schema language_types:schema.keys: "),
         ({"schema": "a.json", "regex": "a", "grammar": "g"}, "--schema and --regex and --grammar"),
         ({"regex": "(a"}, "--regex: '\\(a' is not a regular expression"),
+        ({"whitespace": "any"}, "--whitespace needs --schema"),
+        ({"schema": "language_types:word", "whitespace": "any"}, "--whitespace needs JSON"),
         ({"grammar": "none.lark"}, "grammar file not found"),
     ],
 )

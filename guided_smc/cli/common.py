@@ -68,6 +68,11 @@ def language_options(command: Command) -> Command:
                 help="JSON Schema file, or module:name of what a text stands for: a pydantic "
                 "model, another type, a schema, a constraint.",
             ),
+            click.option(
+                "--whitespace",
+                type=click.Choice(["compact", "line", "indented", "flexible", "any"]),
+                help="Of JSON under --schema.  [default: flexible]",
+            ),
             click.option("--regex", help="Pattern that a whole output matches, as in Python."),
             click.option(
                 "--grammar",

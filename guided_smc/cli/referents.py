@@ -78,12 +78,18 @@ def load_language(given: dict[str, Any]) -> Language:
     named = [f"--{name}" for name in ("schema", "regex", "grammar") if given[name] is not None]
     if len(named) > 1:
         raise click.UsageError(f"{' and '.join(named)} exclude each other")
-    if not named:
+    option = named[0] if named else None
+    whitespace = given["whitespace"]
+    if whitespace is not None and option != "--schema":
+        raise click.UsageError("--whitespace needs --schema")
+    if option is None:
         return Language(None, None, {"schema": None})
-    option = named[0]
     if option == "--schema":
-        constraint, settings = _schema(given["schema"])
-        return Language(option, constraint, {"schema": settings})
+        constraint, data = _schema(given["schema"], whitespace)
+        settings = {"schema": data}
+        if whitespace is not None:
+            settings["whitespace"] = whitespace
+        return Language(option, constraint, settings)
     # `schema` stays among the settings, so that runs from before the others can be resumed.
     if option == "--regex":
         from guided_smc.grammars import regex
@@ -98,9 +104,12 @@ def load_language(given: dict[str, Any]) -> Language:
     return Language(option, constraint, {"schema": None, "grammar": source})
 
 
-def _schema(reference: str) -> tuple[Constraint, Any]:
+def _schema(reference: str, whitespace: Any) -> tuple[Constraint, Any]:
     """The constraint that a file or an object stands for, and what tells it from others."""
+    from guided_smc.grammars import JsonSchema, json_schema
+
     what = f"schema {reference}"
+    spaced = {} if whitespace is None else {"whitespace": whitespace}
     if Path(reference).suffix != ".json" and not Path(reference).exists() and ":" in reference:
         from guided_smc.grammars import from_output_type
         from guided_smc.references import load_object
@@ -109,17 +118,20 @@ def _schema(reference: str) -> tuple[Constraint, Any]:
         constraint = _made(lambda: from_output_type(found), what)
         if constraint is None:
             raise click.UsageError(f"{what} allows any text: leave it out")
+        if spaced:
+            if not isinstance(constraint, JsonSchema):
+                raise click.UsageError(f"--whitespace needs JSON, and {what} is {constraint.name}")
+            model = constraint.schema if constraint.model is None else constraint.model
+            constraint = json_schema(model, **spaced)
         if isinstance(found, type) and issubclass(found, BaseModel):
             return constraint, found.model_json_schema()
         return constraint, found if isinstance(found, dict) else _described(constraint)
-    from guided_smc.grammars import json_schema
-
     text = _read_text(reference, "schema")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise click.UsageError(f"schema {reference} is not valid JSON: {error}") from None
-    return _made(lambda: json_schema(data), what), data
+    return _made(lambda: json_schema(data, **spaced), what), data
 
 
 def _described(constraint: Any) -> Any:
