@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from guided_smc.grammars.matching import CompiledGrammar, GrammarState
+from guided_smc.grammars.pieces import pieces
 from guided_smc.vocabulary import Vocabulary
 
 _PLAUSIBLE = re.compile(rb'[ \n{}\[\],:0-9eE+\-.truefalsn]*(?:"|\Z)')
@@ -99,40 +100,32 @@ class _Tokens:
     """A vocabulary with every byte as a further token, so that any rest of a token can be fed."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self.own = pieces(vocabulary)
         self.width = len(vocabulary)
-        self.pieces: list[bytes] = [
-            (token or b"") if plain else b""
-            for token, plain in zip(vocabulary.tokens, vocabulary.ordinary.tolist(), strict=True)
-        ]
         self.extended = Vocabulary(
             [*vocabulary.tokens, *(bytes([i]) for i in range(256))],
             vocabulary.eos_ids,
             vocabulary.special_ids,
         )
-        self.words = -(-self.width // 32)
 
     @cached_property
-    def outside(self) -> list[int]:
-        """Tokens that may begin outside of a string."""
-        return [i for i, p in enumerate(self.pieces) if p and _PLAUSIBLE.match(p)]
+    def outside(self) -> list[bytes]:
+        """What tokens that may begin outside of a string are."""
+        return [piece for piece in self.own.ids if _PLAUSIBLE.match(piece)]
 
     @cached_property
-    def quoted(self) -> list[int]:
-        """Tokens that may begin within a string, and have a quote or a backslash."""
-        return [i for i, p in enumerate(self.pieces) if b'"' in p or b"\\" in p]
+    def quoted(self) -> list[bytes]:
+        """What tokens with a quote or a backslash are."""
+        return [piece for piece in self.own.ids if b'"' in piece or b"\\" in piece]
 
     @cached_property
     def unquoted(self) -> torch.Tensor:
-        """The other tokens that may begin within a string, as bits `[ceil(V / 32)]`."""
-        others = set(self.quoted)
-        return self.bits(i for i, p in enumerate(self.pieces) if p and i not in others)
+        """The other tokens, as bits `[ceil(V / 32)]`."""
+        return self.bits(self.own.ids.keys() - set(self.quoted))
 
-    def bits(self, tokens: Iterable[int]) -> torch.Tensor:
-        """Bits of tokens, int32 `[ceil(V / 32)]`."""
-        chosen = np.zeros(32 * self.words, dtype=bool)
-        chosen[np.fromiter(tokens, dtype=np.int64)] = True
-        packed = np.packbits(chosen, bitorder="little").view("<i4").astype(np.int32)
-        return torch.from_numpy(packed)
+    def bits(self, found: Iterable[bytes]) -> torch.Tensor:
+        """The tokens that are one of these, as bits `[ceil(V / 32)]`."""
+        return self.own.mask(token for piece in found for token in self.own.ids[piece])
 
 
 _tokens_of: WeakKeyDictionary[Vocabulary, _Tokens] = WeakKeyDictionary()
@@ -181,7 +174,7 @@ class CompiledLayout:
                 bitmask[row] = 0
                 continue
             plain, others = self._ways(state.place)
-            bitmask[row] = every[row, : self.tokens.words] & plain
+            bitmask[row] = every[row, : self.tokens.own.words] & plain
             first = self._byte_bits(every[row])
             for way, tokens in others.items():
                 if way.counts and not first[way.counts[0]]:
@@ -192,9 +185,8 @@ class CompiledLayout:
         if self.tokens.width % 32:
             bitmask[:, -1] &= (1 << (self.tokens.width % 32)) - 1
 
-    def way(self, place: Place, token: int) -> _Way | None:
-        """What a token does at a place; None if the layout has something else there."""
-        piece = self.tokens.pieces[token] if 0 <= token < self.tokens.width else b""
+    def way(self, place: Place, piece: bytes) -> _Way | None:
+        """What the bytes of a token do at a place; None if the layout has something else there."""
         counts = bytearray()
         for byte in piece:
             after = self.layout.after(place, byte)
@@ -240,24 +232,21 @@ class CompiledLayout:
     def _find_ways(self, place: Place) -> tuple[torch.Tensor, dict[_Way, torch.Tensor]]:
         """Tokens that the compact grammar judges alone, as bits, and the others by what they do."""
         tokens = self.tokens
-        in_string = place.kind == "string"
-        if place.kind == "escape":
-            candidates = [i for i, piece in enumerate(tokens.pieces) if piece]
-        else:
-            candidates = tokens.quoted if in_string else tokens.outside
-        alone: list[int] = []
-        others: dict[_Way, list[int]] = {}
-        for token in candidates:
-            way = self.way(place, token)
+        candidates: Iterable[bytes] = tokens.outside
+        if place.kind in ("string", "escape"):
+            candidates = tokens.quoted if place.kind == "string" else tokens.own.ids
+        alone: list[bytes] = []
+        others: dict[_Way, list[bytes]] = {}
+        for piece in candidates:
+            way = self.way(place, piece)
             if way is None:
                 continue
-            promises = way.place.kind in ("item", "end")
-            if len(way.counts) == len(tokens.pieces[token]) and not promises:
-                alone.append(token)
+            if len(way.counts) == len(piece) and way.place.kind not in ("item", "end"):
+                alone.append(piece)
             else:
-                others.setdefault(way, []).append(token)
+                others.setdefault(way, []).append(piece)
         plain = tokens.bits(alone)
-        if in_string:
+        if place.kind == "string":
             plain |= tokens.unquoted
         return plain, {way: tokens.bits(found) for way, found in others.items()}
 
@@ -290,7 +279,8 @@ class LayoutState:
         Raises:
             ConstraintError: The parser exceeded its limits.
         """
-        way = self._compiled.way(self.place, token) if self.alive else None
+        piece = self._compiled.tokens.own.piece(token)
+        way = self._compiled.way(self.place, piece) if self.alive else None
         if way is None:
             self.alive = False
             return False

@@ -199,7 +199,7 @@ def test_masks_of_random_grammars_mean_what_lark_says():
     """Where they are claimed to, that is: the comparison of the lexers is what is on trial."""
     texts = ["".join(t) for n in range(6) for t in itertools.product("abcd", repeat=n)]
     masked, members = 0, 0
-    for seed in range(200):
+    for seed in range(150):
         draw = random.Random(seed)
         grammar = random_grammar(draw)
         try:
@@ -218,7 +218,7 @@ def test_masks_of_random_grammars_mean_what_lark_says():
                 member = False
             members += member
             assert walk(constraint, text)[1] == member, (grammar, text)
-    assert masked > 20 and members > 150
+    assert masked > 15 and members > 120
 
 
 @settings(max_examples=200, deadline=None)

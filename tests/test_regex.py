@@ -182,7 +182,7 @@ BEYOND = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from([*PATTERNS, *BEYOND]),
     st.one_of(
