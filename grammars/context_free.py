@@ -157,7 +157,9 @@ def _surprise(grammar: str, start: str, refused: ConstraintError) -> str | None:
 
 
 def _both(error: ConstraintError, of_lark: ConstraintError) -> ConstraintError:
-    """What both engines say of a grammar."""
+    """What both engines say of a grammar; llguidance's alone if it is plainly in its dialect."""
+    if isinstance(error, UnsupportedConstraintError) and "Unexpected" in str(of_lark):
+        return error
     message = (
         f"{shorten(str(error), 250)} (and as a grammar of the lark package: {_short(of_lark)})"
     )

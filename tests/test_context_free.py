@@ -345,6 +345,7 @@ def test_what_both_refuse_is_an_error_with_both_reasons(grammar, reasons):
     if "$.not" in reasons:
         assert isinstance(refused.value, UnsupportedConstraintError)
         assert (refused.value.keyword, refused.value.path) == ("not", "$.not")
+        assert "make the whole text JSON" in message and "lark package" not in message
 
 
 def test_options_of_lark_go_to_lark(tmp_path):

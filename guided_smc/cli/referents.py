@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin
 
 import click
 from pydantic import BaseModel
@@ -123,7 +123,7 @@ def _schema(reference: str, whitespace: Any) -> tuple[Constraint, Any]:
                 raise click.UsageError(f"--whitespace needs JSON, and {what} is {constraint.name}")
             model = constraint.schema if constraint.model is None else constraint.model
             constraint = json_schema(model, **spaced)
-        if isinstance(found, type) and issubclass(found, BaseModel):
+        if isinstance(found, type) and not get_origin(found) and issubclass(found, BaseModel):
             return constraint, found.model_json_schema()
         return constraint, found if isinstance(found, dict) else _described(constraint)
     text = _read_text(reference, "schema")
