@@ -94,7 +94,8 @@ class _Choices:
             case "SUBPATTERN":
                 self.add(argument[3], here, end)
             case "MAX_REPEAT":
-                self._repeat(*argument, here, end)
+                low, high, items = argument
+                self._repeat(low, high, items, here, end)
             case _:
                 raise ValueError(f"{op} in a pattern of plain parts")
         return end

@@ -17,23 +17,20 @@ import torch
 
 from guided_smc.potentials import CompiledConstraint, Unmasked
 
-_ORDER = (
-    b"}])>\"'`"  # what ends something
-    b"0123456789;.\n"
-    b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_ ,:/=+-*"
-)
-_PREFERRED = bytes([*_ORDER, *(b for b in range(256) if b not in _ORDER)])
-_RANK = [_PREFERRED.index(b) for b in range(256)]
+_KINDS = b"}])>\"'`0;.,:aA_=/+-*{[(<\n \\#$%&!?@^|~"
+"""One byte of each kind; first what ends something."""
 
-_FEW = 32
+_KINDS_IN_TEXT = b"\"'`.;\n}])> 0,:aA_=/+-*{[(<\\#$%&!?@^|~"
+"""The same where nearly everything is allowed, as in a string."""
+
+_IN_TEXT = 64
+"""So many next bytes are nearly everything."""
+
+_FEW = 16
 """So many next bytes are all tried; of more, only those that differ in kind."""
-
-_KINDS = b"}])>\"'`0;.\naA_ ,:/=+-*{[(<\\#$%&!?@^|~"
 
 _LONGEST_GREEDY = 512
 _MOST_TEXTS = 400
-_SAME_AGAIN = 4
-"""Bytes of one kind in a row, after which another one is tried."""
 
 
 class Completions:
@@ -72,22 +69,21 @@ class Completions:
     def greedy(self, state: Any) -> bytes | None:
         """A completion, found by taking at each place the byte that tends to end things."""
         state, found = state.fork(), bytearray()
-        before, repeated = 0, 0
+        before, skipped = 0, 0
         while len(found) <= _LONGEST_GREEDY:
             if state.accepting:
                 return bytes(found)
             allowed = self._allowed(state)
-            repeated = repeated + 1 if allowed == before else 0
-            before = allowed
             # Some loop, such as that of an identifier or of spaces: leave by another way.
-            skipped, taken = repeated // _SAME_AGAIN, None
+            skipped = skipped + 1 if allowed == before else 0
+            before, left, taken = allowed, skipped, None
             for byte in _ranked(allowed):
                 if self._viable is not None and not self._viable(state, byte):
                     continue
                 taken = byte
-                if skipped == 0:
+                if left == 0:
                     break
-                skipped -= 1
+                left -= 1
             if taken is None or not state.advance(taken):
                 return None
             found.append(taken)
@@ -96,10 +92,10 @@ class Completions:
     def shortest(self, state: Any) -> bytes | None:
         """A completion, found by trying the shortest texts first, or greedily if they get many."""
         known = self.greedy(state)
-        queue: list[tuple[int, int, int, bytes, Any]] = [(0, 0, 0, b"", state.fork())]
+        queue: list[tuple[int, int, bytes, Any]] = [(0, 0, b"", state.fork())]
         count = 0
         while queue and count < _MOST_TEXTS:
-            _, _, _, data, place = heapq.heappop(queue)
+            _, _, data, place = heapq.heappop(queue)
             if place.accepting:
                 return data
             if known is not None and len(data) + 1 >= len(known):
@@ -112,7 +108,7 @@ class Completions:
                 if after.advance(byte):
                     count += 1
                     longer = data + bytes([byte])
-                    heapq.heappush(queue, (len(longer), _RANK[byte], count, longer, after))
+                    heapq.heappush(queue, (len(longer), count, longer, after))
         return known
 
     def _allowed(self, state: Any) -> int:
@@ -123,16 +119,18 @@ class Completions:
 
 
 @lru_cache(4096)
-def _ranked(allowed: int) -> tuple[int, ...]:
-    """The bytes of a mask, those that tend to end things first."""
-    return tuple(byte for byte in _PREFERRED if allowed >> byte & 1)
+def _representatives(allowed: int) -> tuple[int, ...]:
+    """Bytes of a mask: one of each kind if they are many."""
+    every = [byte for byte in range(256) if allowed >> byte & 1]
+    kinds = [b for b in (_KINDS_IN_TEXT if len(every) > _IN_TEXT else _KINDS) if b in every]
+    rest = [byte for byte in every if byte not in kinds]
+    if len(every) > _FEW:
+        rest = rest[: _FEW - len(kinds)] if len(kinds) < _FEW else []
+    return (*kinds, *rest)
 
 
 @lru_cache(4096)
-def _representatives(allowed: int) -> tuple[int, ...]:
-    """The bytes of a mask, or one of each kind if they are many."""
-    ranked = _ranked(allowed)
-    if len(ranked) <= _FEW:
-        return ranked
-    kinds = tuple(byte for byte in _KINDS if allowed >> byte & 1)
-    return kinds or ranked[:_FEW]
+def _ranked(allowed: int) -> tuple[int, ...]:
+    """The bytes of a mask, those that tend to end things first."""
+    first = _representatives(allowed)
+    return (*first, *(b for b in range(256) if allowed >> b & 1 and b not in first))

@@ -20,8 +20,11 @@ def held() -> Iterator[None]:
         yield
         return
     arrived: list[tuple[int, FrameType | None]] = []
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {s: handler for s, handler in handlers.items() if callable(handler)}
+    handlers = {
+        int(s): handler
+        for s in (signal.SIGINT, signal.SIGTERM)
+        if callable(handler := signal.getsignal(s))
+    }
     for signum in handlers:
         signal.signal(signum, lambda signum, frame: arrived.append((signum, frame)))
     try:
@@ -30,6 +33,4 @@ def held() -> Iterator[None]:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
         for signum, frame in arrived:
-            handler = handlers[signal.Signals(signum)]
-            if callable(handler):
-                handler(signum, frame)
+            handlers[signum](signum, frame)
