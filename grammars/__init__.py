@@ -1,5 +1,6 @@
 """Constraints: languages that a text must belong to."""
 
+from guided_smc.grammars import library
 from guided_smc.grammars.choice import Choice, choice
 from guided_smc.grammars.json_schema import JsonSchema, json_schema
 from guided_smc.grammars.lark import Lark, lark
@@ -25,6 +26,7 @@ __all__ = [
     "from_output_type",
     "json_schema",
     "lark",
+    "library",
     "predicate",
     "regex",
 ]

@@ -13,6 +13,7 @@ import inspect
 from guided_smc.errors import ConstraintError
 from guided_smc.grammars.library.arithmetic import arithmetic
 from guided_smc.grammars.library.base import LIBRARY, Examples
+from guided_smc.grammars.library.chess import chess_moves, chess_san
 from guided_smc.grammars.library.csv import csv
 from guided_smc.grammars.library.dates import (
     Duration,
@@ -23,7 +24,9 @@ from guided_smc.grammars.library.dates import (
 )
 from guided_smc.grammars.library.graphql import graphql_query
 from guided_smc.grammars.library.json import json
+from guided_smc.grammars.library.pddl import pddl_plan
 from guided_smc.grammars.library.python import python_block, python_expression
+from guided_smc.grammars.library.smiles import smiles
 from guided_smc.grammars.library.sql import sql_select
 from guided_smc.potentials import Constraint
 
@@ -31,6 +34,8 @@ __all__ = [
     "Duration",
     "Examples",
     "arithmetic",
+    "chess_moves",
+    "chess_san",
     "csv",
     "examples",
     "from_name",
@@ -41,8 +46,10 @@ __all__ = [
     "iso_time",
     "json",
     "names",
+    "pddl_plan",
     "python_block",
     "python_expression",
+    "smiles",
     "sql_select",
 ]
 

@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 from guided_smc.errors import ConstraintError, OutputValidationError
+from guided_smc.grammars.grammar import accepts
 from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.lark import Lark
 from guided_smc.grammars.matching import Limits
@@ -97,14 +98,11 @@ class Ready(Lark):
         """
         if self._read is None:
             return text
-        try:
-            return self._read(text)
-        except ValueError as error:
+        if not accepts(self, text):
             raise OutputValidationError(
-                f"{shorten(text)!r} is no member of {self.name}: {error}",
-                text=text,
-                finish_reason="stop",
-            ) from error
+                f"{shorten(text)!r} is no member of {self.name}", text=text, finish_reason="stop"
+            )
+        return self._read(text)
 
     def value_key(self, text: str) -> Hashable:
         """Equal for texts with equal values."""
@@ -125,6 +123,13 @@ def literal(text: str) -> str:
 def either(texts: Iterable[str]) -> str:
     """Alternatives of literals."""
     return " | ".join(map(literal, texts))
+
+
+def repeated(rule: str, low: int, high: int | None) -> str:
+    """A rule several times; nothing where it may not occur at all."""
+    if high == 0:
+        return ""
+    return f"({rule}){{{low},{'' if high is None else high}}}"
 
 
 def check_names(

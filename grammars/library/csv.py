@@ -22,6 +22,7 @@ from guided_smc.grammars.library.base import (
     either,
     listed,
     literal,
+    repeated,
 )
 from guided_smc.grammars.matching import Limits
 
@@ -123,7 +124,7 @@ QUOTED: /"([^"\x00]|"")+"/
 
 def _lines(low: int, high: int | None) -> str:
     """Rows behind another line, and perhaps the end of the last line."""
-    return f"(NEWLINE row){{{low},{'' if high is None else high}}} [NEWLINE]"
+    return f"{repeated('NEWLINE row', low, high)} [NEWLINE]"
 
 
 def _table(low: int, high: int | None) -> str:

@@ -92,6 +92,7 @@ def iso_time(*, zone: Zone = "none", digits: int = 6) -> Ready:
         "2024-02-29 08:30:00",
         "2024-02-29",
         "2024-02-29T08:30:00-00:00",
+        "2024-02-29T24:00:00Z",
     ),
 )
 def iso_datetime(*, zone: Zone = "optional", digits: int = 6) -> Ready:
@@ -198,7 +199,7 @@ _COMPONENTS = (
 
 
 def _duration(text: str) -> Duration:
-    parts = {}
+    parts: dict[str, Decimal] = {}
     for part, components in zip(text[1:].split("T"), _COMPONENTS, strict=False):
         written = {unit: Decimal(number) for number, unit in re.findall("([0-9.]+)([A-Z])", part)}
         parts |= {name: written[unit] for name, unit in components if unit in written}

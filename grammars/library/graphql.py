@@ -122,7 +122,8 @@ class _Schema:
         fields = check_names(self.types[name], f"fields of {name}", _NAME, _RULE)
         chosen = ['"__typename"']
         for i, field_name in enumerate(fields):
-            given, arguments = self.types[name][field_name], {}
+            given: Any = self.types[name][field_name]
+            arguments: Any = {}
             if isinstance(given, tuple) and len(given) == 2:
                 given, arguments = given
             where = f"{name}.{field_name}"

@@ -15,10 +15,10 @@ Top = Literal["any", "object", "array"]
     refused=("", "{'a': 1}", "[1,]", '{"a": 1, "a": 2}', "01", "NaN", '"\\x41"', "[1] "),
 )
 def json(*, top: Top = "any", whitespace: Whitespace = "flexible") -> JsonSchema:
-    """Any JSON value: what `json_schema` means without a schema.
+    r"""Any JSON value: what `json_schema` means without a schema.
 
     Dialect: RFC 8259. Left out: white space around the value, more of it inside than `whitespace`
-    says, keys that occur twice in one object, and halves of surrogate pairs.
+    says, keys that occur twice in one object, halves of surrogate pairs, and the escape `\/`.
 
     Args:
         top: What the outermost value is.

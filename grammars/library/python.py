@@ -35,7 +35,7 @@ from guided_smc.grammars.matching import Limits
     ),
 )
 def python_expression() -> Ready:
-    """Expressions of Python, each of which Python compiles (`ast.parse(text, mode="eval")`).
+    r"""Expressions of Python, each of which Python compiles (`ast.parse(text, mode="eval")`).
 
     Dialect: that of Python 3.10 and later, after the full grammar in the language reference:
     operators, comparisons, `and`/`or`/`not`, conditional expressions, lambdas, calls, attributes,
@@ -44,10 +44,11 @@ def python_expression() -> Ready:
     PEP 8 has them, or none: at most one, and after an opening bracket, a comma or a value in
     brackets also a new line and up to 40 spaces.
 
-    Left out: `:=`, `await`, `yield`, bytes, strings side by side, `\\N{...}`, comments, positional-only
-    parameters, attributes of numbers, and in the fields of f-strings all but numbers, names, calls,
-    subscripts and arithmetic. Not checked: that no parameter and no keyword argument is there
-    twice, and what CPython cannot hold: brackets nested 100 deep, integers of 4300 digits.
+    Left out: `:=`, `await`, `yield`, bytes, strings side by side, `\N{...}`, comments,
+    positional-only parameters, attributes of numbers, and in the fields of f-strings all but
+    numbers, names, calls, subscripts and arithmetic. Not checked: that no parameter and no keyword
+    argument is there twice, and what CPython cannot hold: brackets nested 100 deep, integers of
+    4300 digits.
 
     Returns:
         A constraint whose values are the texts.
@@ -90,8 +91,9 @@ def python_block(*, depth: int = 4, indent: int = 4, limits: Limits | None = Non
     Up to two blank lines between statements, and comments: behind a statement, or on lines of
     their own that are indented like the next statement. The end of the line is a newline alone.
 
-    Left out: `class`, `import`, `try`, `with`, `match`, `del`, `global`, `nonlocal`, decorators, `async`,
-    `;`, starred targets. Not checked: that no parameter and no keyword argument is there twice.
+    Left out: `class`, `import`, `try`, `with`, `match`, `del`, `global`, `nonlocal`, `async`,
+    decorators, `;`, starred targets. Not checked: that no parameter and no keyword argument is
+    there twice.
 
     Args:
         depth: Levels of indentation, up to 8. The grammar grows with them.
@@ -112,6 +114,7 @@ def python_block(*, depth: int = 4, indent: int = 4, limits: Limits | None = Non
         lines = r"\n{1,3}" + " " * (indent * level)
         comment = r"#[^\n\r\x00]*"
         rules.append(f"LINE_{level}: /( {{1,2}}{comment})?({lines}{comment})*{lines}/\n")
+        rules.append(f"def_{level}: signature suite_{level}_in_function\n")
         rules += [_block(level, place, deeper=level < depth) for place in _PLACES]
     return Ready("".join(rules), "python_block", limits=limits)
 
@@ -129,7 +132,7 @@ def _block(level: int, place: str, *, deeper: bool) -> str:
     body = f" | LINE_{level + 1} block_{level + 1}_{place}" if deeper else ""
     return f"""
 block_{here}: statement_{here} ({line} statement_{here})*
-statement_{here}: {place} | if_{here} | while_{here} | for_{here} | signature suite_{level}_in_function
+statement_{here}: {place} | if_{here} | while_{here} | for_{here} | def_{level}
 suite_{here}: ":" (" " {place}{body})
 if_{here}: "if " test suite_{here} ({line} "elif " test suite_{here})* [else_{here}]
 while_{here}: "while " test {loop} [else_{here}]

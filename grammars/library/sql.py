@@ -19,19 +19,22 @@ from guided_smc.grammars.library.base import (
 )
 from guided_smc.grammars.matching import Limits
 
-_KEYWORDS = """
-abort action add after all alter always analyze and as asc attach autoincrement before begin between
-by cascade case cast check collate column commit conflict constraint create cross current
-current_date current_time current_timestamp database default deferrable deferred delete desc detach
-distinct do drop each else end escape except exclude exclusive exists explain fail filter first
-following for foreign from full generated glob group groups having if ignore immediate in index
-indexed initially inner insert instead intersect into is isnull join key last left like limit match
-materialized natural no not nothing notnull null nulls of offset on or order others outer over
-partition plan pragma preceding primary query raise range recursive references regexp reindex
-release rename replace restrict returning right rollback row rows savepoint select set table temp
-temporary then ties to transaction trigger true false unbounded union unique update using vacuum
-values view virtual when where window with within without
-""".split()
+_KEYWORDS = (
+    "abort|action|add|after|all|alter|always|analyze|and|as|asc|attach|"
+    "autoincrement|before|begin|between|by|cascade|case|cast|check|collate|column|"
+    "commit|conflict|constraint|create|cross|current|current_date|current_time|"
+    "current_timestamp|database|default|deferrable|deferred|delete|desc|detach|"
+    "distinct|do|drop|each|else|end|escape|except|exclude|exclusive|exists|"
+    "explain|fail|filter|first|following|for|foreign|from|full|generated|glob|"
+    "group|groups|having|if|ignore|immediate|in|index|indexed|initially|inner|"
+    "insert|instead|intersect|into|is|isnull|join|key|last|left|like|limit|match|"
+    "materialized|natural|no|not|nothing|notnull|null|nulls|of|offset|on|or|"
+    "order|others|outer|over|partition|plan|pragma|preceding|primary|query|raise|"
+    "range|recursive|references|regexp|reindex|release|rename|replace|restrict|"
+    "returning|right|rollback|row|rows|savepoint|select|set|table|temp|temporary|"
+    "then|ties|to|transaction|trigger|true|false|unbounded|union|unique|update|"
+    "using|vacuum|values|view|virtual|when|where|window|with|within|without"
+)
 """Of SQLite; names that are one of them are quoted, and are no aliases."""
 
 
@@ -40,7 +43,7 @@ values view virtual when where window with within without
     joins=[("people.city_id", "cities.id")],
     accepted=(
         "SELECT * FROM people",
-        "select name, age from people where age >= 18 and name like 'A%' order by age desc limit 3;",
+        "select name from people where age >= 18 and name like 'A%' order by age desc limit 3;",
         'SELECT COUNT(*) AS n FROM cities WHERE "first mayor" IS NOT NULL',
         "SELECT city_id, AVG(age) FROM people GROUP BY city_id HAVING COUNT(*) > 2",
         "SELECT people.name, cities.name FROM people JOIN cities ON people.city_id = cities.id",
@@ -68,11 +71,12 @@ def sql_select(
 ) -> Ready:
     """One SELECT over the user's tables, in which every column belongs to a table that is read.
 
-    Dialect: a part of what SQLite documents as `select-stmt`: DISTINCT, expressions, aliases of results, one table or the join of
-    two, WHERE, aggregates, GROUP BY, HAVING, ORDER BY, LIMIT, uncorrelated subqueries behind IN and
-    comparisons. Keywords in any case, names as they are given; names that are no plain ASCII
-    identifiers, or are keywords of SQLite, stand in double quotes. Between two words one space, or
-    a newline and up to eight spaces; binary arithmetic has a space on both sides.
+    Dialect: a part of what SQLite documents as `select-stmt`: DISTINCT, expressions, aliases of
+    results, one table or the join of two, WHERE, aggregates, GROUP BY, HAVING, ORDER BY, LIMIT,
+    uncorrelated subqueries behind IN and comparisons. Keywords in any case, names as they are
+    given; names that are no plain ASCII identifiers, or are keywords of SQLite, stand in double
+    quotes. Between two words one space, or a newline and up to eight spaces; binary arithmetic has
+    a space on both sides.
 
     So SQLite runs every member on a database with these tables. Left out: UNION and its kin, WITH,
     CASE, EXISTS, window functions, aliases of tables and more than one join, comments. Not
@@ -94,7 +98,7 @@ def sql_select(
     columns = _columns(tables)
     rules = [
         source("sql"),
-        f"ALIAS: /[A-Za-z_][A-Za-z0-9_]{{0,30}}/ & ~/(?i:{'|'.join(_KEYWORDS)})/\n",
+        f"ALIAS: /[A-Za-z_][A-Za-z0-9_]{{0,30}}/ & ~/(?i-u:{_KEYWORDS})/\n",
     ]
     tables_only, scopes = [], []
     for i, (table, names) in enumerate(columns.items()):
@@ -144,7 +148,8 @@ def _columns(tables: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
 
 def _quoted(name: str) -> str:
     """A name as SQL writes it."""
-    if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) and name.lower() not in _KEYWORDS:
+    plain = re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name)
+    if plain and not re.fullmatch(_KEYWORDS, name.lower()):
         return name
     return '"' + name.replace('"', '""') + '"'
 
