@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from guided_smc.grammars.library.base import Ready, listed, literal, source
+from guided_smc.grammars.library.base import Ready, listed, source
+from guided_smc.grammars.matching import Limits
 
 
 @listed(
@@ -33,7 +34,7 @@ from guided_smc.grammars.library.base import Ready, listed, literal, source
         "1CC1",
     ),
 )
-def smiles() -> Ready:
+def smiles(*, limits: Limits | None = None) -> Ready:
     r"""Molecules whose brackets, branches and ring bonds are well formed.
 
     Dialect: OpenSMILES 1.0: the organic subset and its aromatic forms; bracket atoms with isotope,
@@ -45,29 +46,33 @@ def smiles() -> Ready:
     checked, since it is no matter of grammar: valences, whether aromatic rings can be kekulised,
     that a ring bond joins no neighbours (`C1C1`), and that `/` and `\` mean something.
 
+    Args:
+        limits: What the grammar may cost; by default enough for rings of hundreds of atoms.
+
     Returns:
         A constraint whose values are the texts.
     """
-    rings = " | ".join(_rings(digit) for digit in range(10))
-    return Ready(f"{source('smiles')}ring::_: {rings}\n", "smiles")
+    symbols = ("single", "double", "triple", "quadruple", "aromatic", "directed")
+    rules = [f"ring::_: {_rings(0)}\n"]
+    rules += [f"{name}::_: {_rings(code)}\n" for code, name in enumerate(symbols, start=1)]
+    return Ready("".join([source("smiles"), *rules]), "smiles", limits=limits or _LIMITS)
 
 
-_BONDS = {"-": 1, "=": 2, "#": 3, "$": 4, ":": 5}
+_LIMITS = Limits(max_mask_items=500_000)
+"""Where a ring closes, the parser's work grows with its length."""
 
 
-def _rings(digit: int) -> str:
-    """The alternatives in which a ring bond is opened, or closed with the same symbol or none."""
-    opened, fresh = 1 << digit, 1 << (10 + digit)
-    symbol = f"[{20 + 3 * digit}:{23 + 3 * digit}]"
-    rest = 0xFFFF_FFFF_FFFF_FFFF ^ (opened | 7 << (20 + 3 * digit))
+def _rings(symbol: int) -> str:
+    """The alternatives of ring bonds that are opened, or closed with the same symbol or none."""
     alternatives = []
-    for written, code in {"": 0, **_BONDS, "/": 6, "\\": 6}.items():
-        ring = literal(f"{written}{digit}")
-        new = opened | fresh | code << (20 + 3 * digit)
-        fits = f"or(eq({symbol}, 0), eq({symbol}, {code}))" if code else "true"
+    for digit in range(10):
+        opened = 1 << digit | 1 << (10 + digit) | symbol << (20 + 3 * digit)
+        closed = 0xFFFF_FFFF_FFFF_FFFF ^ (1 << digit | 7 << (20 + 3 * digit))
+        kept = f"[{20 + 3 * digit}:{23 + 3 * digit}]"
+        fits = f"or(eq({kept}, 0), eq({kept}, {symbol}))" if symbol else "true"
         alternatives += [
-            f"{ring} after_atom::bit_or({new:#x}) %if bit_clear({digit})",
-            f"{ring} after_atom::bit_and({rest:#x}) "
-            f"%if and(bit_set({digit}), and(bit_clear({10 + digit}), {fits}))",
+            f'"{digit}" after_atom::bit_or({opened:#x}) %if bit_clear({digit})',
+            f'"{digit}" after_atom::bit_and({closed:#x}) '
+            f"%if and(and(bit_set({digit}), bit_clear({10 + digit})), {fits})",
         ]
     return " | ".join(alternatives)
