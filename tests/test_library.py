@@ -9,11 +9,13 @@ import json
 import logging
 import random
 import re
+import runpy
 import sqlite3
 import warnings
 from collections import Counter
 from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from typing import Literal
 
 import chess
@@ -418,3 +420,22 @@ def test_grammars_are_found_by_name():
         library.from_name("smile")
     with pytest.raises(ConstraintError, match="no grammar 'x'"):
         library.examples("x")
+
+
+DOCS = (Path(__file__).parents[1] / "docs" / "grammars.md").read_text()
+
+
+def test_the_documentation_lists_them_all():
+    lines = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", DOCS, flags=re.M)
+    assert sorted(name for name, _ in lines) == sorted(library.names())
+    for name, text in lines:
+        assert is_member(example(name), text), name
+
+
+def test_the_documentations_snippet_runs(tmp_path):
+    script = tmp_path / "snippet.py"
+    (code,) = re.findall(r"^```python\n(.*?)^```", DOCS, flags=re.M | re.S)
+    script.write_text(code)
+    made = runpy.run_path(str(script))
+    assert is_member(made["queries"], 'SELECT "first mayor" FROM cities')
+    assert is_member(made["hero"], "{ version }")

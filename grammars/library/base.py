@@ -111,8 +111,9 @@ class Ready(Lark):
 
 
 def source(name: str) -> str:
-    """The grammar in a file of this folder."""
-    return files(__package__).joinpath(f"{name}.lark").read_text(encoding="utf-8")
+    """The grammar in a file of this folder, without comments: parts of it may be used often."""
+    text = files(__package__).joinpath(f"{name}.lark").read_text(encoding="utf-8")
+    return re.sub(r"^//.*\n", "", text, flags=re.M)
 
 
 def literal(text: str) -> str:

@@ -108,7 +108,10 @@ def _sampling_options(command: Command) -> Command:
 )
 @click.option("--schema", help="JSON Schema file, or module:PydanticModel.")
 @click.option("--regex", help="Pattern that a whole output matches, as in Python.")
-@click.option("--grammar", help="Lark file (llguidance's dialect) that an output follows.")
+@click.option(
+    "--grammar",
+    help="Lark file (llguidance's dialect) that an output follows, or library:NAME for a ready one.",
+)
 @click.option("--reward", help="module:function that scores texts.")
 @click.option("--beta", type=float, help="Strength of the reward.  [default: 1.0]")
 @click.option(

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from guided_smc.cli.reading import PromptLine
 from guided_smc.errors import OutputError, PotentialError
@@ -135,7 +136,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         # By alias, because those are the names in the schema that the text was held to.
         return value.model_dump(mode="json", by_alias=True)
-    return value
+    if isinstance(value, str | int | float | list | dict | None):
+        return value
+    return to_jsonable_python(value)  # a date, a duration
 
 
 def _finite(data: Any) -> Any:

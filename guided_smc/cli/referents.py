@@ -69,9 +69,15 @@ def load_schema(reference: str | None) -> Any:
         raise click.UsageError(f"schema {reference} is not valid JSON: {error}") from None
 
 
+_LIBRARY = "library:"
+"""In front of the name of a ready grammar."""
+
+
 def load_grammar(reference: str | None) -> str | None:
-    """The text of a grammar file; None without one."""
-    return None if reference is None else _read_text(reference, "grammar")
+    """The text of a grammar file, or the name of a ready grammar as it is; None without one."""
+    if reference is None or reference.startswith(_LIBRARY):
+        return reference
+    return _read_text(reference, "grammar")
 
 
 def _read_text(reference: str, kind: str) -> str:
@@ -119,6 +125,11 @@ def make_language(
         from guided_smc.grammars import regex
 
         return _made(regex, pattern, "--regex")
+    if given["grammar"] is not None and given["grammar"].startswith(_LIBRARY):
+        from guided_smc.grammars import library
+
+        name = given["grammar"].removeprefix(_LIBRARY)
+        return _made(library.from_name, name, f"--grammar {given['grammar']}")
     if grammar is not None:
         from guided_smc.grammars import lark
 
