@@ -168,16 +168,15 @@ def _typed(hint: Any, name: str, delimiter: str) -> _Field:
     """A field that is not empty."""
     if hint in _PATTERNS:
         return _PATTERNS[hint]
-    if get_origin(hint) is Literal:
-        values = {str(value): value for value in get_args(hint)}
-        plain = all(isinstance(value, str | int) for value in values.values())
-    elif isinstance(hint, type) and issubclass(hint, Enum):
-        values = {str(member.value): member for member in hint}
-        plain = all(isinstance(member.value, str | int) for member in hint)
-    else:
+    members = list(get_args(hint)) if get_origin(hint) is Literal else []
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        members = list(hint)
+    plain = [member.value if isinstance(member, Enum) else member for member in members]
+    if not plain or not all(type(value) in (str, int) for value in plain):
         raise _unknown(hint, name)
-    if not plain or any(isinstance(value, bool) for value in values.values()):
-        raise _unknown(hint, name)
+    values = dict(zip(map(str, plain), members, strict=True))
+    if len(values) < len(plain):
+        raise ConstraintError(f"two values of {name} are written alike: remove or rename one")
     check_names(values, f"values of {name}", r"[^\x00]+", "has at least one character, and no NUL")
     return _Field(either(_written(text, delimiter) for text in values), values.__getitem__)
 

@@ -21,7 +21,7 @@ from guided_smc.grammars.library.base import (
 )
 from guided_smc.grammars.matching import Limits
 
-Operation = Literal["query", "mutation", "subscription"]
+Operation = Literal["query", "mutation"]
 
 _SCALARS = {
     "Int": "INT_32",
@@ -64,7 +64,7 @@ def graphql_query(
         types: The schema: object types as mappings from fields to types, written as in GraphQL
             (`"[Character!]!"`), or to pairs of a type and a mapping of arguments to types; enum
             types as lists of names; other scalars as None (not for arguments). The roots are
-            called `Query`, `Mutation` and `Subscription`.
+            called `Query` and `Mutation`.
         operation: Which root a query with types begins at.
         limits: What the grammar may cost; it grows with the number of fields.
 
@@ -75,7 +75,7 @@ def graphql_query(
         ConstraintError: The types have no such root, refer to one that is not there, or have a
             name that GraphQL does not allow.
     """
-    check_one_of(operation, ("query", "mutation", "subscription"), "operation")
+    check_one_of(operation, ("query", "mutation"), "operation")
     rules = [source("graphql_terminals")]
     if types is None:
         if operation != "query":
@@ -109,6 +109,8 @@ class _Schema:
 
     def __post_init__(self) -> None:
         for name in check_names(self.types, "types", _NAME, _RULE):
+            if name in _SCALARS:
+                raise ConstraintError(f"{name!r} is built in: leave it out of the types")
             if isinstance(self.types[name], Mapping):
                 self.objects[name] = f"selections_{len(self.objects)}"
             elif self.types[name] is not None:

@@ -110,7 +110,7 @@ def _sampling_options(command: Command) -> Command:
 @click.option("--regex", help="Pattern that a whole output matches, as in Python.")
 @click.option(
     "--grammar",
-    help="Lark file (llguidance's dialect) that an output follows, or library:NAME for a ready one.",
+    help="Lark file (llguidance's dialect) that an output follows, or library:NAME, a ready one.",
 )
 @click.option("--reward", help="module:function that scores texts.")
 @click.option("--beta", type=float, help="Strength of the reward.  [default: 1.0]")
