@@ -11,7 +11,6 @@ import random
 import re
 import runpy
 import sqlite3
-import warnings
 from collections import Counter
 from decimal import Decimal
 from enum import Enum
@@ -192,40 +191,6 @@ def test_any_name_is_written_as_the_language_wants_it():
     assert table.parse(out.getvalue()) == [dict(zip(fields, fields, strict=True))]
     plan = library.pddl_plan({"A-1": ["T_2"]}, {"T_2": ["x-y_z"]})
     assert is_member(plan, "(A-1 x-y_z)")
-
-
-def compiles(text, mode):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of `1 is 2` and its like
-        try:
-            compile(text, "text", mode)
-        except SyntaxError as error:
-            # What is documented as unchecked: names that occur twice.
-            assert re.match(
-                "duplicate (argument|parameter)|keyword argument repeated", error.msg
-            ), text
-
-
-def test_python_compiles_every_expression():
-    constraint = library.python_expression()
-    accepts_all(constraint, texts.PYTHON_EXPRESSIONS)
-    for text in [*rows(constraint, name="python_expression", count=150), *texts.PYTHON_EXPRESSIONS]:
-        compiles(text, "eval")
-
-
-@pytest.mark.parametrize("options", [{}, {"depth": 1, "indent": 2}, {"depth": 0}])
-def test_python_compiles_every_block(options):
-    constraint = library.python_block(**options)
-    if not options:
-        accepts_all(constraint, texts.PYTHON_BLOCKS)
-        for text in texts.PYTHON_BLOCKS:
-            compiles(text, "exec")
-    for text in rows(constraint, name="python_block", count=100 if not options else 20):
-        compiles(text, "exec")
-    nested = "if x:\n    if y:\n        z"
-    assert is_member(constraint, nested) == (not options)
-    assert is_member(constraint, "if x:\n  z") == (options.get("indent") == 2)
-    assert is_member(constraint, "if x: z")
 
 
 def test_graphql_parses_every_query():
