@@ -14,6 +14,7 @@ from guided_smc.grammars.grammar import accepts
 from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.lark import Lark
 from guided_smc.grammars.matching import Limits
+from guided_smc.grammars.regex import Regex
 from guided_smc.potentials import Constraint
 
 _Make = TypeVar("_Make", bound=Callable[..., Constraint])
@@ -59,7 +60,33 @@ def listed(
     return put
 
 
-class Ready(Lark):
+class _Valued(Constraint):
+    """Texts with values, which two functions read and compare."""
+
+    _read: Callable[[str], Any] | None
+    _key: Callable[[Any], Hashable] | None
+
+    def parse(self, text: str) -> Any:
+        """The value of a member.
+
+        Raises:
+            OutputValidationError: The text is no member.
+        """
+        if self._read is None:
+            return text
+        if not accepts(self, text):
+            raise OutputValidationError(
+                f"{shorten(text)!r} is no member of {self.name}", text=text, finish_reason="stop"
+            )
+        return self._read(text)
+
+    def value_key(self, text: str) -> Hashable:
+        """Equal for texts with equal values."""
+        value: Hashable = self.parse(text)
+        return value if self._key is None else self._key(value)
+
+
+class Ready(_Valued, Lark):
     """Texts of a ready grammar, with their values.
 
     Args:
@@ -90,24 +117,23 @@ class Ready(Lark):
             raise ConstraintError(f"{name}: {error}") from None
         self.name = name
 
-    def parse(self, text: str) -> Any:
-        """The value of a member.
 
-        Raises:
-            OutputValidationError: The text is no member.
-        """
-        if self._read is None:
-            return text
-        if not accepts(self, text):
-            raise OutputValidationError(
-                f"{shorten(text)!r} is no member of {self.name}", text=text, finish_reason="stop"
-            )
-        return self._read(text)
+class ReadyPattern(_Valued, Regex):
+    """Texts of a ready regular expression, with their values.
 
-    def value_key(self, text: str) -> Hashable:
-        """Equal for texts with equal values."""
-        value: Hashable = self.parse(text)
-        return value if self._key is None else self._key(value)
+    Args:
+        pattern: In Python's dialect.
+        name: Of the function that makes it.
+        read: The value of a member; the text itself if None.
+    """
+
+    def __init__(
+        self, pattern: str, name: str, *, read: Callable[[str], Any] | None = None
+    ) -> None:
+        super().__init__(pattern)
+        self.name = name
+        self._read = read
+        self._key = None
 
 
 def source(name: str) -> str:

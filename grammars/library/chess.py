@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guided_smc.grammars.library.base import Ready, check_count, either, listed
+from guided_smc.grammars.library.base import Ready, ReadyPattern, check_count, either, listed
 from guided_smc.grammars.matching import Limits
 
 _FILES = "abcdefgh"
@@ -38,7 +38,7 @@ def _move() -> str:
         "e4!",
     ),
 )
-def chess_san() -> Ready:
+def chess_san() -> ReadyPattern:
     """One move in standard algebraic notation.
 
     Dialect: the export format of the PGN standard (section 8.2.3): pieces `K Q R B N`, where need
@@ -53,7 +53,7 @@ def chess_san() -> Ready:
     Returns:
         A constraint whose values are the texts.
     """
-    return Ready(f"start: /{_move()}/", "chess_san")
+    return ReadyPattern(_move(), "chess_san")
 
 
 @listed(

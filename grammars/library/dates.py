@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Literal
 
 from guided_smc.grammars import formats
-from guided_smc.grammars.library.base import Ready, check_count, check_one_of, listed
+from guided_smc.grammars.library.base import ReadyPattern, check_count, check_one_of, listed
 
 Form = Literal["calendar", "week", "ordinal"]
 Zone = Literal["none", "required", "optional"]
@@ -34,7 +34,7 @@ _CENTURIES = (
     accepted=("2024-02-29", "1999-12-31", "0001-01-01", "2000-02-29"),
     refused=("2023-02-29", "1900-02-29", "2024-04-31", "0000-01-01", "2024-1-1", "20240101", ""),
 )
-def iso_date(*, form: Form = "calendar") -> Ready:
+def iso_date(*, form: Form = "calendar") -> ReadyPattern:
     """Dates that exist, leap years included, in the years 0001 to 9999.
 
     Dialect: ISO 8601-1:2019, extended format (with hyphens), complete dates. Left out: the basic
@@ -51,17 +51,17 @@ def iso_date(*, form: Form = "calendar") -> Ready:
     """
     check_one_of(form, ("calendar", "week", "ordinal"), "form")
     if form == "week":
-        return Ready(f"start: /{_weeks()}/", "iso_date", read=_week_day)
+        return ReadyPattern(_weeks(), "iso_date", read=_week_day)
     if form == "ordinal":
-        return Ready(f"start: /{_ordinals()}/", "iso_date", read=_day_of_year)
-    return Ready(f"start: /{_DATE}/", "iso_date", read=datetime.date.fromisoformat)
+        return ReadyPattern(_ordinals(), "iso_date", read=_day_of_year)
+    return ReadyPattern(_DATE, "iso_date", read=datetime.date.fromisoformat)
 
 
 @listed(
     accepted=("08:30:00", "23:59:59.999999", "00:00:00.5"),
     refused=("24:00:00", "23:59:60", "8:30:00", "08:30", "08:30:00.", "08:30:00Z", "T08:30:00"),
 )
-def iso_time(*, zone: Zone = "none", digits: int = 6) -> Ready:
+def iso_time(*, zone: Zone = "none", digits: int = 6) -> ReadyPattern:
     """Times of a day, to the second or finer.
 
     Dialect: ISO 8601-1:2019, extended format (with colons), without the `T` in front. Left out:
@@ -78,8 +78,8 @@ def iso_time(*, zone: Zone = "none", digits: int = 6) -> Ready:
     Raises:
         ConstraintError: An argument is not one of its values.
     """
-    return Ready(
-        f"start: /{_time(zone, digits)}/",
+    return ReadyPattern(
+        _time(zone, digits),
         "iso_time",
         read=lambda text: datetime.time.fromisoformat(_for_python(text)),
     )
@@ -95,7 +95,7 @@ def iso_time(*, zone: Zone = "none", digits: int = 6) -> Ready:
         "2024-02-29T24:00:00Z",
     ),
 )
-def iso_datetime(*, zone: Zone = "optional", digits: int = 6) -> Ready:
+def iso_datetime(*, zone: Zone = "optional", digits: int = 6) -> ReadyPattern:
     """Moments: a date that exists, `T`, and a time of that day.
 
     Dialect: that of `iso_date` and `iso_time`, so a part of RFC 3339 where `zone="required"`.
@@ -110,8 +110,8 @@ def iso_datetime(*, zone: Zone = "optional", digits: int = 6) -> Ready:
     Raises:
         ConstraintError: An argument is not one of its values.
     """
-    return Ready(
-        f"start: /{_DATE}T{_time(zone, digits)}/",
+    return ReadyPattern(
+        f"{_DATE}T{_time(zone, digits)}",
         "iso_datetime",
         read=lambda text: datetime.datetime.fromisoformat(_for_python(text)),
     )
@@ -150,7 +150,7 @@ class Duration:
     accepted=("P1Y2M10DT2H30M", "PT0S", "P3W", "PT36H", "P1DT0.5S", "P0.5Y", "P1Y1D"),
     refused=("", "P", "PT", "P1D2H", "P1M1Y", "1D", "P1.5DT1H", "-P1D", "P1W2D", "PT.5S"),
 )
-def iso_duration(*, calendar: bool = True) -> Ready:
+def iso_duration(*, calendar: bool = True) -> ReadyPattern:
     """Durations.
 
     Dialect: ISO 8601-1:2019: years, months, days, hours, minutes and seconds, any of them left
@@ -171,7 +171,7 @@ def iso_duration(*, calendar: bool = True) -> Ready:
     units = "YMD" if calendar else "D"
     date, time = _in_order(units), _in_order("HMS")
     alternatives = (f"{_NUMBER}W", f"({date[1]})", f"({date[0]})?T({time[1]})")
-    return Ready(f"start: /P({'|'.join(alternatives)})/", "iso_duration", read=_duration)
+    return ReadyPattern(f"P({'|'.join(alternatives)})", "iso_duration", read=_duration)
 
 
 _INTEGER = "[0-9]{1,6}"
