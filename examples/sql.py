@@ -46,7 +46,8 @@ def main() -> None:
         [messages(question) for question in QUESTIONS],
         output_type=library.sql_select({"ships": columns}),
         select="vote",
-        n_particles=6,
+        temperature=0.5,
+        n_particles=8,
         max_tokens=24,
         seed=0,
     )
