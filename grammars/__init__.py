@@ -1,5 +1,6 @@
 """Constraints: languages that a text must belong to."""
 
+from guided_smc.grammars import library
 from guided_smc.grammars.choice import Choice, choice
 from guided_smc.grammars.context_free import LarkMasks, lark
 from guided_smc.grammars.json_schema import JsonSchema, json_schema
@@ -27,6 +28,7 @@ __all__ = [
     "from_output_type",
     "json_schema",
     "lark",
+    "library",
     "predicate",
     "regex",
 ]

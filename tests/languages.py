@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 
+from guided_smc.grammars.matching import every_byte
+from guided_smc.potentials import Completion
 from guided_smc.vocabulary import Vocabulary
 
 WORDS = [b"ab", b"bc", b"12", b"20", b"-0", b"yes", b"no", b"None", b"\n ", "é".encode()]
@@ -67,3 +71,65 @@ def check_masks(constraint, draw, steps=40):
         tokens.append(draw.choice(allowed))
         assert state.advance(tokens[-1])
     return None
+
+
+_CLOSING = b"\"')]}>; \n"
+
+
+def random_members(constraint, seed, count, words="", longest=160):
+    """Texts drawn at random from a language: walks over bytes and words, those that ended in time.
+
+    Past a random place they prefer what closes something, and to end.
+    """
+    pieces = [bytes([i]) for i in range(256)] + [word.encode() for word in words.split("|") if word]
+    vocabulary = Vocabulary([*pieces, b""], eos_ids=[len(pieces)])
+    weights = [_weight(piece) for piece in pieces]
+    rng, compiled, found = random.Random(seed), constraint.compile(vocabulary), set()
+    words_of_mask = torch.empty((1, -(-len(vocabulary) // 32)), dtype=torch.int32)
+    check = constraint.check()
+    for _ in range(20 * count):
+        state, text = compiled.start(), b""
+        hurried = rng.randrange(longest // 2)
+        while len(text) < longest:
+            late = len(text) > hurried
+            if state.accepting and rng.random() < (0.5 if late else 0.05):
+                break
+            compiled.fill_masks([state], words_of_mask)
+            bits = (words_of_mask[0, :, None] >> torch.arange(32)) & 1
+            allowed = bits.flatten().nonzero().flatten().tolist()
+            if not allowed:
+                break
+            closing = [t for t in allowed if pieces[t] in _CLOSING] if late else []
+            pool = closing if closing and rng.random() < 0.7 else allowed
+            token = rng.choices(pool, [weights[t] for t in pool])[0]
+            assert state.advance(token), (text, pieces[token])
+            text += pieces[token]
+        if not state.accepting:
+            continue
+        member = text.decode()
+        if check is None or check.log_complete([completion(member)])[0] == 0.0:
+            found.add(member)
+        if len(found) == count:
+            break
+    return sorted(found)
+
+
+def _weight(piece):
+    if len(piece) > 1:
+        return 3.0
+    if piece.isalnum():
+        return 0.1
+    return 1.0 if piece.decode("latin-1").isprintable() and piece.isascii() else 0.01
+
+
+def completion(text):
+    """A finished text, as potentials are asked about it."""
+    tokens = tuple(text.encode())
+    return Completion("", tokens, text, finished=True, vocabulary=every_byte())
+
+
+def is_member(constraint, text):
+    """Whether a text is in the language, and passes what the mask cannot say."""
+    check = constraint.check()
+    passes = check is None or check.log_complete([completion(text)])[0] == 0.0
+    return accepts(constraint, text) and passes

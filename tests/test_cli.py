@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,8 @@ def test_the_help_states_the_exit_codes_and_every_sampling_option():
         ("generate p.txt --regex (?i)(a)\\1", "a backreference that ignores case"),
         ("generate p.txt --grammar none.lark", "grammar file not found: none.lark"),
         ("generate p.txt --grammar g.lark", "grammar g.lark: line 2: "),
+        ("generate p.txt --grammar library:sms", "there is no grammar 'sms' in the library"),
+        ("generate p.txt --grammar library:csv", "the grammar 'csv' needs columns"),
         ("generate p.txt --device cpu --device-map auto", "exclude each other"),
         ("generate p.txt --device-map {x", "--device-map is not valid JSON"),
         ("generate p.txt --reward plugin:missing", "missing"),
@@ -554,6 +557,10 @@ def test_a_pattern_or_a_grammar_holds_the_output(folder):
         (record,) = lines_of(folder / f"{name}.jsonl")
         assert record["value"] == record["text"]
         assert record["text"].lower() in ("red", "blue")
+    done = call(f"{given} c.jsonl --grammar library:iso_date --max-tokens 12")
+    assert done.returncode == 0, done.stderr
+    (record,) = lines_of(folder / "c.jsonl")
+    assert record["value"] == record["text"] == str(date.fromisoformat(record["text"]))
     refused = call(f"{given} a.jsonl --resume --regex red")
     assert refused.returncode == 2
     assert b"was made with other settings" in refused.stderr

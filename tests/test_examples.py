@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SHOWS = {
     "demo.py": "log-evidence",
     "distortion.py": "token masking",
+    "sql.py": "WHERE",
     "tilt.py": "beta",
 }
 

@@ -77,7 +77,7 @@ def language_options(command: Command) -> Command:
             click.option(
                 "--grammar",
                 help="Lark file that an output follows, as Lark reads it or in llguidance's "
-                "dialect.",
+                "dialect; or library:NAME, a ready grammar.",
             ),
         )
     ):

@@ -69,6 +69,10 @@ class Language:
     settings: dict[str, Any]
 
 
+_LIBRARY = "library:"
+"""In front of the name of a ready grammar."""
+
+
 def load_language(given: dict[str, Any]) -> Language:
     """The language of a schema, a regular expression or a grammar; all texts without any of them.
 
@@ -96,11 +100,16 @@ def load_language(given: dict[str, Any]) -> Language:
 
         constraint = _made(lambda: regex(given["regex"]), option)
         return Language(option, constraint, {"schema": None, "regex": given["regex"]})
-    from guided_smc.grammars import lark
+    from guided_smc.grammars import lark, library
 
+    what = f"grammar {given['grammar']}"
+    if given["grammar"].startswith(_LIBRARY):
+        name = given["grammar"].removeprefix(_LIBRARY)
+        ready = _made(lambda: library.from_name(name), what)
+        return Language(option, ready, {"schema": None, "grammar": given["grammar"]})
     source = _read_text(given["grammar"], "grammar")
     folder = str(Path(given["grammar"]).parent)
-    constraint = _made(lambda: lark(source, import_paths=[folder]), f"grammar {given['grammar']}")
+    constraint = _made(lambda: lark(source, import_paths=[folder]), what)
     return Language(option, constraint, {"schema": None, "grammar": source})
 
 
