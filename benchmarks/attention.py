@@ -6,6 +6,8 @@ One pass of the int8 twin (so that attention is a large share of it) over rows t
 prompt. *windows*: each row's columns side by side, refreshed where resampling changed them.
 *gathered*: the same columns, taken from the pages in every pass. *in place*: the prompt where it
 is, once for all rows, and windows for the tails.
+
+Besides, the K/V that N particles hold behind a long prompt, as the session itself decides.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ CASES = ((1, 50, 32), (4, 50, 32), (8, 50, 32), (8, 200, 64), (8, 1000, 64), (32
 """Rows, tokens of their prompt, tokens of their tails."""
 WAYS = {"windows": 10**9, "gathered": 10**9, "in place": 1}
 """From how many tokens on a prompt is attended to in place."""
+
+LONG_PROMPT = 1000
+SHARING = (1, 8, 32)
 
 
 @click.command()
@@ -58,8 +63,9 @@ def main(quick: bool, repeats: int, out: Path | None) -> None:
         "machine": found,
         "settings": {"model": MODEL, "repeats": repeats, "in_place_from": particles.IN_PLACE},
         "cases": cases,
+        "long_prompt": {"tokens": LONG_PROMPT, "kv": shared_prompt(lm)},
     }
-    report(results, [table_of(cases)], out or RESULTS / "attention-cpu.json")
+    report(results, [table_of(cases), memory_table(results["long_prompt"]["kv"])], out or RESULTS / "attention-cpu.json")
 
 
 @contextmanager
@@ -83,6 +89,25 @@ def begin(lm: guided_smc.LM, way: str, rows: int, prompt: int, tail: int) -> Par
     return session
 
 
+def shared_prompt(lm: guided_smc.LM) -> dict[str, dict[str, float]]:
+    """MiB of K/V behind a long prompt, before tails and after one token of each particle."""
+    found = {}
+    for rows in SHARING:
+        session: ParticleSession = lm.model.start_session()
+        session.prefill([[100 + i % 500 for i in range(LONG_PROMPT)]], [rows])
+        before = session.cache.nbytes
+        tokens, ones = torch.full((rows, 1), 100), torch.ones(rows, dtype=torch.int64)
+        session.extend(tokens, ones, last_only=True)
+        found[f"N={rows}"] = {
+            "before_tails": before / 2**20,
+            "after_a_token": session.cache.nbytes / 2**20,
+        }
+    for cell in found.values():
+        cell["ratio_before_tails"] = cell["before_tails"] / found["N=1"]["before_tails"]
+        cell["ratio_after_a_token"] = cell["after_a_token"] / found["N=1"]["after_a_token"]
+    return found
+
+
 def one_pass(lm: guided_smc.LM, session: ParticleSession, way: str, round_: int) -> None:
     """A draft pass of one token a row."""
     if way == "gathered":
@@ -104,6 +129,22 @@ def table_of(cases: dict[str, Any]) -> Table:
     for name, found in cases.items():
         cells = [f"{found[way]['ms']['median']:.1f} ({found[way]['kv_mib']:.0f})" for way in WAYS]
         table.add_row(name, *cells)
+    return table
+
+
+def memory_table(found: dict[str, dict[str, float]]) -> Table:
+    """K/V of more particles behind one prompt."""
+    table = Table(title=f"K/V behind a prompt of {LONG_PROMPT} tokens", title_justify="left")
+    for column in ("", "before tails", "x N=1", "after a token each", "x N=1"):
+        table.add_column(column, justify="right")
+    for name, cell in found.items():
+        table.add_row(
+            name,
+            f"{cell['before_tails']:.1f} MiB",
+            f"{cell['ratio_before_tails']:.2f}",
+            f"{cell['after_a_token']:.1f} MiB",
+            f"{cell['ratio_after_a_token']:.2f}",
+        )
     return table
 
 
