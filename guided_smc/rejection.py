@@ -234,7 +234,7 @@ def redraw(
     """
     errors: dict[int, Exception] = {}
     for r, population, slot in rows:
-        constraint = population.unmasked
+        constraint, eos = population.unmasked, population.vocabulary.eos_ids
         if constraint is None:
             continue
         found = Draw(-1, 0.0, 0)
@@ -246,8 +246,10 @@ def redraw(
             if np.isnan(row).any():
                 continue
             if isinstance(constraint, Pulling) and (pull := constraint.pull(state)) is not None:
-                row = _pulled(row, *pull)
-                weights[r] = torch.from_numpy(row).to(weights)
+                favourite = int(row.argmax())
+                if favourite not in eos and not constraint.viable(state, favourite):
+                    row = _pulled(row, *pull)
+                    weights[r] = torch.from_numpy(row).to(weights)
             rng = np.random.default_rng(int(uniforms[r : r + 1].view(np.uint64)[0]))
             found = _draw_for(population, slot, row, rng)
             if draft and found.token < 0 and not found.untried:
