@@ -5,7 +5,8 @@ it (`relaxing`) and checked in the texts as they grow (`validating`): the constr
 `relaxed`. Together the promise is firm: no text is accepted that the schema rejects, or that
 repeats a key. What is narrower than JSON allows is only the spelling:
 
-- properties come in the schema's order, further ones after them;
+- properties come in the schema's order, those that only alternatives name after them, and further
+  ones last;
 - numbers with bounds have no exponent and no trailing zeros, integers no fraction;
 - constants, listed names, and strings with a pattern, length or format use no `\uXXXX` escapes
   but for control characters, which DEL counts among, and nothing uses `\/`;

@@ -206,7 +206,11 @@ class Superset:
             return self._reference(target)
         out: dict[str, Any] = {}
         also: list[Node | dict[str, Any]] = []
-        for keyword, value in node.items():
+        # llguidance takes properties in the order of the text: an object's own come before those
+        # that its alternatives mention.
+        late = ("anyOf", "oneOf") if "properties" in node else ()
+        for keyword in sorted(node, key=lambda name: name in late):
+            value = node[keyword]
             if keyword in given_up:
                 self._loosen(source, keyword)
                 self._loosen_inside(value)

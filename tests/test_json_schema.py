@@ -1,10 +1,12 @@
 """What a JSON Schema constraint accepts, refuses, and says, keyword by keyword."""
 
+import jsonschema
 import pytest
 from languages import INTEGER, accepts, closed, dies_at, in_mask
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
 from guided_smc.grammars import Relaxed, json_schema
+from guided_smc.grammars.metaschemas import flaw
 
 
 def tag(name):
@@ -88,8 +90,9 @@ ENFORCED = {
     ),
     "time": (
         {"type": "string", "format": "time"},
-        ['"23:59:59Z"', '"23:59:60Z"', '"08:30:00.25+05:30"'],
-        ['"24:00:00Z"', '"22:59:60Z"', '"08:30:00"', '"8:30:00Z"'],
+        ['"23:59:59Z"', '"23:59:60Z"', '"08:30:00.25+05:30"', '"15:59:60.5-08:00"',
+         '"05:29:60+05:30"'],
+        ['"24:00:00Z"', '"22:59:60Z"', '"08:30:00"', '"8:30:00Z"', '"23:59:60+01:00"'],
     ),
     "date-time": (
         {"type": "string", "format": "date-time"},
@@ -350,6 +353,98 @@ def test_an_invalid_schema_is_refused_with_place_and_reason(schema, path, reason
 def test_what_is_no_satisfiable_schema_is_a_constraint_error(schema):
     with pytest.raises(ConstraintError):
         json_schema(schema)
+
+
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"$ref": "#/then"}}, "then": INTEGER},
+        {
+            "properties": {"a": {"$ref": "#/propertyNames"}},
+            "propertyNames": {},
+            "not": {"const": 7},
+        },
+        {
+            "$schema": DRAFT_7,
+            "properties": {"a": {"$ref": "#/prefixItems/0"}},
+            "prefixItems": [INTEGER],
+        },
+        {
+            "properties": {"a": {"$ref": "http://x.org/y"}},
+            "else": {"$id": "http://x.org/y", **INTEGER},
+        },
+        {
+            "properties": {"a": {"$ref": "#/contentSchema"}},
+            "contentSchema": {
+                "$id": "http://x.org/y",
+                "$ref": "#/$defs/z",
+                "$defs": {"z": {"not": {"type": "string"}}},
+            },
+        },
+        {
+            "$schema": DRAFT_7,
+            "properties": {
+                "a": {"$ref": "#/properties/b/then/items"},
+                "b": {
+                    "then": {
+                        "items": {"$ref": "#/properties/b/then/x"},
+                        "x": {"not": {"type": "string"}},
+                    }
+                },
+            },
+        },
+    ],
+    ids=range(6),
+)
+def test_a_reference_may_lead_into_a_keyword_that_says_nothing(schema):
+    constraint = json_schema(schema)
+    assert accepts(constraint, '{"a": 1}')
+    assert accepts(constraint, '{"a": "x"}') == ("propertyNames" in schema)
+
+
+def test_own_properties_come_before_those_of_alternatives():
+    both = {"a": {}, "b": INTEGER}
+    for keyword in ("anyOf", "oneOf"):
+        schema = {keyword: [{"properties": {"b": {"minimum": 1}, "c": {}}}, {"maxProperties": 0}]}
+        constraint = json_schema({**schema, "type": "object", "properties": both})
+        assert accepts(constraint, '{"a": 1, "b": 1, "c": 1}')
+        assert not accepts(constraint, '{"b": 1, "a": 1}')
+
+
+DIALECTS = (
+    *(jsonschema.Draft4Validator, jsonschema.Draft6Validator, jsonschema.Draft7Validator),
+    *(jsonschema.Draft201909Validator, jsonschema.Draft202012Validator),
+)
+
+
+def _values(document):
+    yield document
+    for part in document.values() if isinstance(document, dict) else []:
+        yield from _values(part)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda d: d.__name__)
+def test_a_metaschema_in_one_piece_says_what_the_official_one_says(dialect):
+    wrong = [None, -1, 1.5, "x", [], {}, True, ["a", "a"], [{}, {"type": 1}], {"a": {"type": 1}}]
+    keywords = {
+        k
+        for d in DIALECTS
+        for part in _values(d.META_SCHEMA)
+        if isinstance(part, dict)
+        for k in part.get("properties", ())
+        if isinstance(part["properties"], dict)
+    }
+    keywords |= jsonschema.Draft202012Validator.VALIDATORS.keys() | {"$anchor", "$id", "$defs"}
+    assert len(keywords) > 40
+    no_formats = jsonschema.FormatChecker(formats=())
+    official = dialect(dialect.META_SCHEMA, format_checker=no_formats)
+    for document in [{k: v} for k in sorted(keywords) for v in wrong] + wrong:
+        inside = {"properties": {"p": {"items": document}}}
+        for each in (document, inside):
+            assert (flaw(dialect, each) is None) == official.is_valid(each), each
 
 
 def test_an_enum_of_ten_thousand_values_is_exact():
