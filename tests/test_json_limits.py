@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from languages import INTEGER, accepts, after, dies_at, masks
+from languages import INTEGER, accepts, after, closed, dies_at, masks
 
 from guided_smc.errors import ConstraintError
 from guided_smc.grammars import Limits, json_schema
@@ -37,6 +37,40 @@ def test_limits_on_an_untrusted_schema_are_kept():
     with pytest.raises(ConstraintError):
         json_schema({"enum": [f"{i}" * 9 for i in range(300)]}, limits=Limits(max_lexer_fuel=100))
     assert json_schema({"description": "x" * 2_000_000}, limits=Limits(max_bytes=3_000_000))
+
+
+def _nested(deep, wrap):
+    schema = INTEGER
+    for _ in range(deep):
+        schema = wrap(schema)
+    return schema
+
+
+NESTINGS = {
+    "items": lambda inner: {"type": "array", "items": inner},
+    "properties": lambda inner: closed({"a": inner}),
+    "allOf": lambda inner: {"allOf": [inner]},
+    "checked items": lambda inner: {"items": inner, "uniqueItems": True},
+}
+
+
+@pytest.mark.parametrize("wrap", NESTINGS.values(), ids=NESTINGS)
+def test_a_schema_nested_200_deep_is_refused_by_the_limit_and_no_limit_is_a_crash(wrap):
+    with pytest.raises(ConstraintError, match=r"deep, more than the limit of 64 \(`Limits.max_de"):
+        json_schema(_nested(200, wrap))
+    assert json_schema(_nested(30, wrap))
+    for deep in (200, 2000):
+        with pytest.raises(ConstraintError, match="too deeply to be read"):
+            json_schema(_nested(deep, wrap), limits=Limits(max_depth=100_000))
+
+
+def test_references_and_texts_may_go_200_deep():
+    links = {f"d{i}": closed({"a": {"$ref": f"#/$defs/d{i + 1}"}}) for i in range(200)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**links, "d200": INTEGER}}
+    assert accepts(json_schema(schema), '{"a":' * 200 + "1" + "}" * 200)
+    assert not accepts(json_schema(schema), '{"a":' * 200 + "null" + "}" * 200)
+    for endless in ({}, {"type": "array", "items": {"$ref": "#"}}):
+        assert accepts(json_schema(endless), "[" * 200 + "]" * 200)
 
 
 def test_a_long_chain_of_references_does_not_overflow_the_stack():

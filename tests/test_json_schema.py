@@ -120,6 +120,76 @@ ENFORCED = {
         ["9223372036854774784", "-9223372036854774784", "0"],
         ["9223372036854775808", "-9223372036854775809", "99999999999999999999"],
     ),
+    "const null": ({"const": None}, ["null"], ["0", '""', "false", "{}"]),
+    "const null of a property": (
+        closed({"a": {"const": None}}, required=["a"]), ['{"a": null}'], ["{}", '{"a": 0}'],
+    ),
+    "exclusive bounds of numbers": (
+        {"type": "number", "exclusiveMinimum": -0.5, "exclusiveMaximum": 10},
+        ["-0.49999", "0", "9.999", "0.0001"],
+        ["-0.5", "-0.50", "10", "10.0", "-1", "11"],
+    ),
+    "exclusive bounds of draft 4": (
+        {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "minimum": 1,
+         "exclusiveMinimum": True, "maximum": 4, "exclusiveMaximum": True},
+        ["2", "3"],
+        ["1", "4"],
+    ),
+    "multipleOf of numbers": (
+        {"type": "number", "multipleOf": 0.25},
+        ["0.25", "-1.5", "0", "3"],
+        ["0.1", "0.26", "0.125"],
+    ),
+    "multipleOf within exclusive bounds": (
+        {"type": "number", "multipleOf": 0.1, "exclusiveMinimum": 0, "exclusiveMaximum": 0.3},
+        ["0.1", "0.2"],
+        ["0", "0.3", "0.15", "0.4", "-0.1"],
+    ),
+    "maxLength of 1000": (
+        {"type": "string", "minLength": 1, "maxLength": 1000},
+        ['"a"', f'"{"a" * 1000}"'],
+        ['""', f'"{"a" * 1001}"'],
+    ),
+    "a pattern repeated up to 129 times": (
+        {"type": "string", "pattern": "^[ab]{1,129}$"},
+        ['"a"', f'"{"ab" * 64}a"'],
+        ['""', f'"{"ab" * 65}"', '"c"'],
+    ),
+    "a pattern repeated up to 1000 times": (
+        {"type": "string", "pattern": "^[ab]{1,1000}$"},
+        [f'"{"a" * 1000}"'],
+        ['""', f'"{"a" * 1001}"'],
+    ),
+    "a pattern longer than maxLength": (
+        {"type": "string", "pattern": "^(abc)+$", "maxLength": 7},
+        ['"abc"', '"abcabc"'],
+        ['"abcabcabc"', '"abcabca"', '""'],
+    ),
+    "required but not listed": (
+        {"type": "object", "properties": {"a": INTEGER}, "required": ["b"],
+         "additionalProperties": {"type": "boolean"}},
+        ['{"a": 1, "b": true}', '{"b": true}', '{"b": true, "c": false}'],
+        ['{"a": 1}', '{"b": 1}', "{}", '{"c": true}'],
+    ),
+    "allOf with overlapping properties": (
+        {"allOf": [
+            {"properties": {"a": {"type": "integer"}, "b": {"maxLength": 3}}, "required": ["a"]},
+            {"properties": {"a": {"minimum": 3}, "b": {"type": "string"}}, "required": ["b"]},
+        ], "type": "object"},
+        ['{"a": 3, "b": "xyz"}', '{"a": 3, "b": "", "c": 1}'],
+        ['{"a": 2, "b": "x"}', '{"a": 3, "b": "xyzw"}', '{"a": 3}', '{"a": 3, "b": 1}'],
+    ),
+    "anyOf of objects that begin alike": (
+        {"anyOf": [
+            closed({"name": {"const": "a"}, "size": INTEGER}, required=["name", "size"]),
+            closed({"name": {"const": "ab"}, "sizes": {"items": INTEGER}}, required=["name"]),
+            closed({"name": {"const": "a"}, "size": {"type": "null"}, "x": {}}, required=["x"]),
+        ]},
+        ['{"name": "a", "size": 1}', '{"name": "ab"}', '{"name": "ab", "sizes": [1]}',
+         '{"name": "a", "size": null, "x": 0}'],
+        ['{"name": "a"}', '{"name": "ab", "size": 1}', '{"name": "a", "sizes": [1]}',
+         '{"name": "a", "size": 1, "x": 0}', '{"name": "a", "size": null}'],
+    ),
     "control characters": (
         {"enum": ["a\u0001b", "c\u007fd", "\n"]},
         [r'"a\u0001b"', r'"\n"'],
