@@ -220,9 +220,8 @@ class Schema:
         """Move what a `$ref` leads to in a dropped keyword to the definitions."""
         gone = {id(part) for _, _, value in self._dropped for part, _, _ in _containers(value)}
         keyword = "definitions" if self.legacy else "$defs"
-        for node in self.reached:
-            target = self.targets.get(id(node))
-            if not isinstance(target, dict) or id(target) not in gone:
+        for target in {id(target): target for target in self.targets.values()}.values():
+            if id(target) not in gone:
                 continue
             assert isinstance(self.document, dict)
             definitions = self.document.setdefault(keyword, {})
