@@ -30,7 +30,7 @@ from exact import (
 from harness import RESULTS, machine, report
 from rich.table import Table
 from tasks import ANIMALS, ANSWER_TOKENS, QUESTION
-from traps import TRAPS, VOCABULARY, Trap
+from traps import MAX_TOKENS, TRAPS, VOCABULARY, Trap
 
 import guided_smc
 from guided_smc import Result, TableModel
@@ -86,7 +86,7 @@ def on_table(trap: Trap, runs: Mapping[int, int]) -> Found:
                 [""] * count,
                 output_type=trap.constraint,
                 n_particles=n,
-                max_tokens=trap.max_tokens,
+                max_tokens=MAX_TOKENS,
                 max_rows=ROWS,
                 seed=0,
             )
@@ -101,7 +101,7 @@ def exact_on_table(trap: Trap) -> Exact:
         VOCABULARY,
         next_tokens(trap.model()),
         trap.constraint,
-        max_tokens=trap.max_tokens,
+        max_tokens=MAX_TOKENS,
         log_cut=TABLE_LOG_CUT,
     )
 
@@ -135,7 +135,7 @@ def answers(lm: guided_smc.LM, n: int, count: int) -> list[Result[Any]]:
         [QUESTION] * count,
         output_type=ANIMALS,
         n_particles=n,
-        max_tokens=ANSWER_TOKENS,
+        max_tokens=MAX_TOKENS,
         max_rows=128,
         chat=False,
         seed=0,
@@ -201,11 +201,15 @@ def table(cases: Mapping[str, Found]) -> Table:
         made.add_column(f"ours N={n}", justify="right")
     for name, case in cases.items():
         cells = [
-            f"{cell['kl']:.1e} ({cell['floor']:.0e}) × {cell['smaller']:.3g}"
+            f"{cell['kl']:.1e} ({cell['floor']:.0e}) × {_rough(cell['smaller'])}"
             for cell in case["ours"].values()
         ]
         made.add_row(name, f"{case['masking']['kl']:.3f}", *cells)
     return made
+
+
+def _rough(factor: float) -> str:
+    return f"{factor:.0f}" if factor >= 10 else f"{factor:.1f}"
 
 
 if __name__ == "__main__":

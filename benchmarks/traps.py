@@ -19,17 +19,18 @@ VOCABULARY = Vocabulary([*(word.encode() for word in WORDS), b""], eos_ids=[len(
 
 AS_PIECES = 0.3
 """How often the model takes a token of several letters where it can."""
+MAX_TOKENS = 24
+"""Most tokens of a text: more than any needs."""
 ANYTHING = 0.01
 """What it gives to all that it does not mean to say: nothing is impossible."""
 
 
 @dataclass(frozen=True)
 class Trap:
-    """What the model says, how often; a constraint; the most tokens of its texts."""
+    """What the model says, how often; a constraint."""
 
     says: Mapping[str, float]
     constraint: Constraint
-    max_tokens: int
 
     def model(self) -> TableModel:
         """The model: next tokens as the texts continue, and a little of everything else."""
@@ -60,25 +61,21 @@ TRAPS = {
     "likely token, unlikely rest": Trap(
         {"[0,1]": 0.45, "[0,0]": 0.43, "[0]": 0.02, "[1]": 0.1},
         json_schema({"type": "array", "items": {"enum": [0, 1]}, "maxItems": 1}),
-        4,
     ),
     # Most strings are longer than the schema allows, and masking cuts them at the last letter.
     "length that is reached": Trap(
         {f'"{"at" * n}"': 0.9**n for n in range(40)},
         json_schema({"type": "string", "pattern": "^[at]*$", "maxLength": 8}),
-        10,
     ),
     # "cow" begins like what is listed.
     "shared beginnings": Trap(
         {'"cow"': 0.85, '"cat"': 0.02, '"car"': 0.01, '"cart"': 0.005, '"catfish"': 0.005,
          '"dog"': 0.08, '"dogfish"': 0.03},
         json_schema({"enum": ["cat", "car", "cart", "catfish", "dog", "dogfish"]}),
-        10,
     ),
     # It speaks of 1.5 and 12.5, and every way on from there to an integer is unlikely.
     "no likely way on": Trap(
         {"1.5": 0.5, "12.5": 0.4, "1": 0.005, "12": 0.01, "7": 0.05, "3": 0.035},
         json_schema({"type": "integer", "minimum": 1, "maximum": 19}),
-        3,
     ),
 }  # fmt: skip

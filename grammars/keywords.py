@@ -230,9 +230,9 @@ class Schema:
             for part, _, pointer in _containers(target):
                 self._pointers[id(part)] = f"/{keyword}/{name}{pointer}"
         for node in self.reached:
-            target = self.targets.get(id(node))
-            if isinstance(target, dict) and (id(node) in gone or id(target) in gone):
-                node["$ref"] = self.reference(target)
+            meant = self.targets.get(id(node))
+            if isinstance(meant, dict) and (id(node) in gone or id(meant) in gone):
+                node["$ref"] = self.reference(meant)
 
     def _bad_reference(self, node: dict[str, Any]) -> ConstraintError:
         path, reference = self.path(node, "$ref"), str(node["$ref"])

@@ -35,7 +35,7 @@ def test_what_masking_draws_is_one_particle_without_its_weight(distortion, traps
             [""] * MASKING_DRAWS,
             output_type=trap.constraint,
             n_particles=1,
-            max_tokens=trap.max_tokens,
+            max_tokens=distortion.MAX_TOKENS,
             seed=0,
         )
     )
