@@ -36,7 +36,7 @@ SENTENCES = """
     %ignore " "
 """
 KINDS = {
-    "json": lambda: json_schema(RELAXED, whitespace="compact"),
+    "json": lambda: json_schema(RELAXED, whitespace="line"),
     "regex": lambda: regex("(é|日本?|[a-c]{2,4}😀)+|-?[0-9]+"),
     "lark": lambda: lark('start: (word " "?)+ "."\nword: /[aé]+/ | "日本" | "(" word ")"'),
     "choice": lambda: choice(["é", "éa", "日本", "日", "a😀", "a😁", "-1", "12"]),
