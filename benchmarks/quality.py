@@ -18,10 +18,10 @@ from typing import Any
 import click
 import numpy as np
 from contestants import MODEL, Models, ess_per_particle
-from exact import Exact, enumerate_posterior
+from exact import Exact, divergence, enumerate_posterior, total_variation
 from harness import RESULTS, machine, report
 from rich.table import Table
-from tasks import TASKS
+from tasks import ANIMALS, ANSWER_TOKENS, QUESTION, TASKS
 
 import guided_smc
 from guided_smc import Result
@@ -29,11 +29,6 @@ from guided_smc import Result
 PARTICLES = (4, 8)
 BLOCKS: tuple[Any, ...] = (0, 1, 2, 4, 8, 12, "auto")
 DRAFT = "int8"
-
-ANIMALS = {"enum": ["cat", "dog", "catfish", "dogfish"]}
-QUESTION = 'Choose "cat", "dog", "catfish" or "dogfish". Answer:'
-"""Masking alone answers it wrongly: "cat" ten times as often as the model does."""
-ANSWER_TOKENS = 8
 
 RESAMPLES = 2000
 """Simulated experiments behind a sampling floor."""
@@ -202,17 +197,6 @@ def with_error(values: np.ndarray[Any, Any]) -> dict[str, float] | None:
 def probabilities(exact: Exact) -> np.ndarray[Any, Any]:
     """In the order of its texts."""
     return np.array(list(exact.probabilities.values()))
-
-
-def total_variation(p: np.ndarray[Any, Any], q: np.ndarray[Any, Any]) -> float:
-    """`½ Σ |p − q|`, over the last axis's texts."""
-    return float(np.abs(p - q).sum() / 2)
-
-
-def divergence(p: np.ndarray[Any, Any], q: np.ndarray[Any, Any]) -> float:
-    """`KL(p ‖ q)` in nats; `q` is positive."""
-    seen = p > 0
-    return float((p[seen] * np.log(p[seen] / q[seen])).sum())
 
 
 def floor(exact: Exact, runs: int) -> dict[str, dict[str, float]]:

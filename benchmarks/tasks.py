@@ -1,4 +1,4 @@
-"""What is asked: free text, and three schemas of the kinds that people want filled.
+"""What is asked: free text, three schemas of the kinds that people want filled, and one choice.
 
 The fields are bounded, so that answers end. The schemas say no more than all contestants
 understand: no references, no unions.
@@ -109,3 +109,8 @@ TASKS = {
     ),
 }
 """A flat object, a nested array of objects, and an enum: the kinds of the real model's tests."""
+
+ANIMALS = {"enum": ["cat", "dog", "catfish", "dogfish"]}
+QUESTION = 'Choose "cat", "dog", "catfish" or "dogfish". Answer:'
+"""Masking alone answers it wrongly: "cat" ten times as often as the model does."""
+ANSWER_TOKENS = 8

@@ -2,11 +2,12 @@
 
 llguidance knows many; dates and times it knows by shape only (`2021-02-29` passes), so these and
 what it does not know are spelt out here as patterns, where a pattern can say it. Years start at
-0001, and a leap second is 23:59:60 UTC.
+0001, and a leap second is 23:59:60 UTC, in a time zone that is half hours from it.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import cache
 from typing import Any
@@ -23,10 +24,19 @@ _DATE = (
     f"|02-(0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
 )
 _HOUR_MINUTE = "([01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = (
-    rf"({_HOUR_MINUTE}:[0-5][0-9](\.[0-9]+)?([Zz]|[+-]{_HOUR_MINUTE})"
-    r"|23:59:60(\.[0-9]+)?([Zz]|[+-]00:00))"
-)
+
+
+def _leap_seconds() -> str:
+    """23:59:60 UTC as the clocks of all time zones show it, with offsets of half hours."""
+    shown = [r"23:59:60(\.[0-9]+)?[Zz]"]
+    for hour, minute in itertools.product(range(24), (29, 59)):
+        ahead, behind = 60 * hour + minute - 1439, 1439 - 60 * hour - minute
+        offsets = (f"{m % 1440 // 60:02}:{m % 60:02}" for m in (ahead, behind))
+        shown.append(rf"{hour:02}:{minute}:60(\.[0-9]+)?(\+{next(offsets)}|-{next(offsets)})")
+    return "|".join(shown)
+
+
+_TIME = rf"({_HOUR_MINUTE}:[0-5][0-9](\.[0-9]+)?([Zz]|[+-]{_HOUR_MINUTE})|{_leap_seconds()})"
 
 _POINTER = "(/([^/~]|~[01])*)*"
 _PERCENT = "%[0-9A-Fa-f]{2}"

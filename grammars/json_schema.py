@@ -5,7 +5,8 @@ it (`relaxing`) and checked in the texts as they grow (`validating`): the constr
 `relaxed`. Together the promise is firm: no text is accepted that the schema rejects, or that
 repeats a key. What is narrower than JSON allows is only the spelling:
 
-- properties come in the schema's order, further ones after them;
+- properties come in the schema's order, those that only alternatives name after them, and further
+  ones last;
 - numbers with bounds have no exponent and no trailing zeros, integers no fraction;
 - constants, listed names, and strings with a pattern, length or format use no `\uXXXX` escapes
   but for control characters, which DEL counts among, and nothing uses `\/`;
@@ -55,6 +56,11 @@ _WHITESPACE: dict[str, dict[str, Any]] = {
 """Options of llguidance; its whitespace is optional where there is any."""
 
 _MOST_INDENT = 40
+
+_TOO_DEEP = (
+    "the schema is nested too deeply to be read, whatever its limits: name inner parts in $defs "
+    "and refer to them"
+)
 
 _MOST_NAMED = 5
 """Keywords that a note names."""
@@ -130,7 +136,7 @@ class JsonSchema(Constraint):
             trial.check(superset)
             checker = Checker(checked, superset.loosened)
         except RecursionError:
-            raise ConstraintError("the schema is nested too deeply") from None
+            raise ConstraintError(_TOO_DEEP) from None
         self.relaxed = superset.relaxed
         self._grammar = _grammar(superset.document, whitespace)
         self._levels = checked.levels
@@ -274,22 +280,30 @@ def _source(schema: Any, limits: Limits) -> str:
                 f"the schema is not JSON: {error}; got {shorten(schema)!r}"
             ) from None
         except RecursionError:
-            raise ConstraintError("the schema is nested too deeply") from None
+            raise ConstraintError(_TOO_DEEP) from None
     if not isinstance(schema, dict | bool):
         raise ConstraintError(
             f"a JSON Schema is an object or a boolean, got {shorten(repr(schema))}"
         )
     try:
         text = json.dumps(schema, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise ConstraintError(f"the schema is not JSON data: {error}") from None
+    except RecursionError:
+        _check_depth(schema, limits)
+        raise ConstraintError(_TOO_DEEP) from None
     _check_size(text, limits)
+    _check_depth(schema, limits)
+    return text
+
+
+def _check_depth(schema: Any, limits: Limits) -> None:
     levels = depth(schema)
     if levels > limits.max_depth:
         raise ConstraintError(
-            f"the schema is nested {levels} deep, more than the limit of {limits.max_depth}"
+            f"the schema is nested {levels} deep, more than the limit of {limits.max_depth} "
+            "(`Limits.max_depth`); name inner parts in $defs and refer to them"
         )
-    return text
 
 
 def _check_size(text: str, limits: Limits) -> None:
@@ -340,6 +354,8 @@ class _Trial:
         if superset.error is not None:
             if superset.error.startswith("Unsatisfiable schema"):
                 raise ConstraintError(f"no JSON value satisfies the schema: {superset.error}")
+            if "recursion limit" in superset.error:  # of llguidance's reader of JSON
+                raise ConstraintError(_TOO_DEEP)
             raise ConstraintError(f"the schema does not compile: {superset.error}")
         first = torch.empty((1, 9), dtype=torch.int32)
         self._last.fill_masks([self._last.start()], first)

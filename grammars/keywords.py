@@ -18,19 +18,15 @@ from urllib.parse import quote
 import referencing
 import referencing.exceptions
 from jsonschema import (
-    Draft3Validator,
     Draft4Validator,
     Draft6Validator,
     Draft7Validator,
-    Draft202012Validator,
-    FormatChecker,
-    SchemaError,
 )
-from jsonschema.validators import validator_for
 from referencing.jsonschema import specification_with
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
 from guided_smc.grammars import formats
+from guided_smc.grammars.metaschemas import dialect_of, flaw
 from guided_smc.grammars.regexes import PatternError, compiled
 from guided_smc.grammars.values import is_whole, key_of
 
@@ -73,7 +69,6 @@ _MODIFIERS = {"then": "if", "else": "if", "minContains": "contains", "maxContain
 _JSON_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MOST_COMPARISONS = 50_000
 """Pairs of alternatives, and of properties in them, that are compared in one schema."""
-_NO_FORMATS = FormatChecker(formats=())  # Python's `re` does not know every valid pattern
 _ANONYMOUS = "urn:guided-smc:schema"
 """What a document without a name of its own is called."""
 
@@ -102,9 +97,10 @@ class Schema:
     """
 
     def __init__(self, document: Node, *, closed: bool = False) -> None:
-        self.dialect = _dialect(document)
+        self.dialect, checked = dialect_of(document)
         self.legacy = self.dialect in (Draft4Validator, Draft6Validator, Draft7Validator)
-        self._check(document, "$")
+        if not checked:
+            self._check(document, "$")
         self.document = _with_exact_numbers(document)
         self._closed = closed
         places = list(_containers(self.document))
@@ -112,6 +108,7 @@ class Schema:
         self._pointers = {id(value): pointer for value, _, pointer in places}
         self.targets: dict[int, Node] = {}
         self._comparisons = 0
+        self._dropped: list[tuple[dict[str, Any], str, Any]] = []
         self.reached: list[dict[str, Any]] = []
         self.unchecked: list[tuple[str, str]] = []
         self._reach(self.document)
@@ -126,12 +123,11 @@ class Schema:
 
     def _check(self, schema: Node, at: str) -> None:
         """Hold a schema against the metaschema of the document's dialect."""
-        try:
-            self.dialect.check_schema(schema, format_checker=_NO_FORMATS)
-        except SchemaError as error:
-            path = at + "".join(map(_step, error.absolute_path))
-            message = shorten(error.message)
-            raise ConstraintError(f"{path}: not valid JSON Schema: {message}", path=path) from None
+        found = flaw(self.dialect, schema)
+        if found is not None:
+            path = at + "".join(map(_step, found.absolute_path))
+            message = shorten(found.message)
+            raise ConstraintError(f"{path}: not valid JSON Schema: {message}", path=path)
 
     def path(self, node: Any, *keys: str | int) -> str:
         """JSON path of a part of the document, such as `$.properties.age`."""
@@ -192,17 +188,51 @@ class Schema:
                     raise ConstraintError(f"{path}: bad $id: {error}", path=path) from error
                 stack.append((child, inside))
             if "$ref" in node:
-                try:
-                    found = resolver.lookup(node["$ref"])
-                except (referencing.exceptions.Unresolvable, ValueError, AttributeError) as error:
-                    raise self._bad_reference(node) from error
-                if not isinstance(found.contents, dict | bool):
-                    raise self._bad_reference(node)
+                found = self._look_up(node, resolver)
                 if not re.fullmatch(r"#(/(\$defs|definitions)/[^/]+)?", node["$ref"]):
                     # It may stand where the metaschema sees no schema, and so did not look.
                     self._check(found.contents, self.path(found.contents))
                 self.targets[id(node)] = found.contents
                 stack.append((found.contents, found.resolver))
+        if self._dropped:
+            self._rescue()
+
+    def _look_up(self, node: dict[str, Any], resolver: Any) -> Any:
+        """What the `$ref` of a schema leads to, with a resolver for what is inside it."""
+        unresolvable = (referencing.exceptions.Unresolvable, ValueError, AttributeError)
+        try:
+            found = resolver.lookup(node["$ref"])
+        except unresolvable:
+            for owner, keyword, value in self._dropped:
+                owner[keyword] = value
+            try:
+                found = resolver.lookup(node["$ref"])
+            except unresolvable as error:
+                raise self._bad_reference(node) from error
+            finally:
+                for owner, keyword, _ in self._dropped:
+                    del owner[keyword]
+        if not isinstance(found.contents, dict | bool):
+            raise self._bad_reference(node)
+        return found
+
+    def _rescue(self) -> None:
+        """Move what a `$ref` leads to in a dropped keyword to the definitions."""
+        gone = {id(part) for _, _, value in self._dropped for part, _, _ in _containers(value)}
+        keyword = "definitions" if self.legacy else "$defs"
+        for target in {id(target): target for target in self.targets.values()}.values():
+            if id(target) not in gone:
+                continue
+            assert isinstance(self.document, dict)
+            definitions = self.document.setdefault(keyword, {})
+            name = f"dropped {len(definitions)}"
+            definitions[name] = target
+            for part, _, pointer in _containers(target):
+                self._pointers[id(part)] = f"/{keyword}/{name}{pointer}"
+        for node in self.reached:
+            meant = self.targets.get(id(node))
+            if isinstance(meant, dict) and (id(node) in gone or id(meant) in gone):
+                node["$ref"] = self.reference(meant)
 
     def _bad_reference(self, node: dict[str, Any]) -> ConstraintError:
         path, reference = self.path(node, "$ref"), str(node["$ref"])
@@ -223,18 +253,18 @@ class Schema:
         if self.legacy and "$ref" in node:
             return  # the rest is hidden
         for keyword in _NOT_EVERYWHERE - self.dialect.VALIDATORS.keys():
-            node.pop(keyword, None)
+            self._drop(node, keyword)
         if not isinstance(node.get("items"), list):
-            node.pop("additionalItems", None)  # says nothing without them
+            self._drop(node, "additionalItems")  # says nothing without them
         for keyword in _COUNTS:
             if keyword in node:
                 node[keyword] = int(node[keyword])
         for keyword, other in _MODIFIERS.items():
             if other not in node:
-                node.pop(keyword, None)
+                self._drop(node, keyword)
         for keyword, harmless in _ALLOWS_ALL.items():
             if keyword in node and any(_equal(node[keyword], value) for value in harmless):
-                del node[keyword]
+                self._drop(node, keyword)
         if node.get("minProperties", 1) <= len(set(node.get("required", ()))):
             node.pop("minProperties", None)
         if self._closed and "properties" in node:
@@ -246,11 +276,18 @@ class Schema:
             if keyword in node:
                 if keyword != "contentMediaType" or "json" in str(node[keyword]):
                     self.unchecked.append((keyword, self.path(node, keyword)))
-                del node[keyword]
+                self._drop(node, keyword)
         for keyword in ("pattern", "patternProperties"):
             value = node.get(keyword, ())
             for pattern in [value] if isinstance(value, str) else value:
                 self._check_pattern(pattern, self.path(node, keyword))
+
+    def _drop(self, node: dict[str, Any], keyword: str) -> None:
+        """Take a keyword away; a `$ref` may still lead into it."""
+        if keyword in node:
+            value = node.pop(keyword)
+            if isinstance(value, dict | list):
+                self._dropped.append((node, keyword, value))
 
     def _check_pattern(self, pattern: str, path: str) -> None:
         try:
@@ -384,36 +421,6 @@ class Schema:
                 closed = self._closed and "properties" in fact
                 inside += self.facts(fact.get("additionalProperties", not closed))
         return inside
-
-
-def _dialect(document: Node) -> Any:
-    """The validator class of a document's draft: the one it names, or else the newest that fits.
-
-    Raises:
-        UnsupportedConstraintError: It names draft 3.
-        ConstraintError: It names an unknown one.
-    """
-    named = str(document.get("$schema", "")) if isinstance(document, dict) else ""
-    if not named:
-        for dialect in (Draft202012Validator, Draft7Validator, Draft4Validator):
-            try:
-                dialect.check_schema(document, format_checker=_NO_FORMATS)
-            except SchemaError:
-                continue
-            return dialect
-        return Draft202012Validator
-    try:
-        found: Any = validator_for({"$schema": named}, default=Draft202012Validator)
-    except ValueError as error:
-        path = "$.$schema"
-        raise ConstraintError(f"{path}: {error}: {named!r}", path=path) from error
-    if found is Draft3Validator:
-        raise UnsupportedConstraintError(
-            "$.$schema: draft 3 is not supported; say it in draft 4 or later",
-            keyword="$schema",
-            path="$.$schema",
-        )
-    return found
 
 
 def _with_exact_numbers(value: Any) -> Any:

@@ -42,7 +42,8 @@ class Limits:
 
     Attributes:
         max_bytes: Of its source text.
-        max_depth: Of nested arrays and objects in a schema.
+        max_depth: Of nested arrays and objects in a schema. Beyond about 120 none can be read,
+            whatever the limit. A `$ref` nests nothing.
         max_grammar_symbols: Of the compiled grammar.
         max_lexer_fuel: Work to compile its patterns (about 50 000 a millisecond).
         max_mask_fuel: Work of the patterns at one mask (about 14 000 a millisecond).

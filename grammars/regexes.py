@@ -38,6 +38,7 @@ class PatternError(ValueError):
     """Not a regular expression."""
 
 
+@lru_cache(maxsize=1024)
 def portable(pattern: str, *, end: str = "$", strict: bool = False) -> str:
     r"""The same regular expression in words that Rust and Python understand alike.
 

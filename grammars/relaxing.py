@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from guided_smc.grammars import formats
+from guided_smc.grammars import formats, numbers
 from guided_smc.grammars.keywords import Node, Schema, types_of
 from guided_smc.grammars.regexes import portable
 
 _EXACT = 2**53  # llguidance computes with float64
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_BOUNDS = numbers.BOUNDS
 _PLAIN = (
     *("type", "minLength", "maxLength", "minItems", "maxItems", "required"),
     *("minProperties", "maxProperties", "multipleOf"),
@@ -206,7 +206,11 @@ class Superset:
             return self._reference(target)
         out: dict[str, Any] = {}
         also: list[Node | dict[str, Any]] = []
-        for keyword, value in node.items():
+        # llguidance takes properties in the order of the text: an object's own come before those
+        # that its alternatives mention.
+        late = ("anyOf", "oneOf") if "properties" in node else ()
+        for keyword in sorted(node, key=lambda name: name in late):
+            value = node[keyword]
             if keyword in given_up:
                 self._loosen(source, keyword)
                 self._loosen_inside(value)
@@ -257,6 +261,7 @@ class Superset:
             elif keyword == "additionalItems":
                 out["items"] = self._translate(value)
         self._at_least_and_most(node, out)
+        self._decimals(source, out, also)
         if also:
             out["allOf"] = [*out.get("allOf", ()), *also]
         return out
@@ -305,6 +310,15 @@ class Superset:
             out["format"] = name
         elif name not in formats.HINTS:
             self._loosen(source, "format")
+
+    def _decimals(self, source: dict[str, Any], out: dict[str, Any], also: list[Any]) -> None:
+        """Numbers with a fraction, which llguidance would lose next to bounds with several."""
+        said = {keyword: out[keyword] for keyword in numbers.NUMERIC if keyword in out}
+        options = numbers.alternatives(said) if "number" in types_of(source) else [said]
+        if options != [said]:
+            for keyword in said:
+                del out[keyword]
+            also.append({"anyOf": options})
 
     def _at_least_and_most(self, node: dict[str, Any], out: dict[str, Any]) -> None:
         """Numbers of items that follow from what else was dropped."""

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +49,15 @@ def no_hub(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", asked)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
+
+
+@pytest.fixture(scope="module")
+def load():
+    """Imports a file of the benchmarks; they find each other as scripts do."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(BENCHMARKS))
+    yield importlib.import_module
+    sys.path.remove(str(BENCHMARKS))
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
+            del sys.modules[name]

@@ -12,9 +12,19 @@ from guided_smc.vocabulary import Vocabulary
 
 WORDS = [b"ab", b"bc", b"12", b"20", b"-0", b"yes", b"no", b"None", b"\n ", "é".encode()]
 WORDS += [b"\xc3\xa9a", b"a\xc3", b"\xf0\x9f", b"12"]  # parts of characters; twice the same
+WORDS += [b'{"', b'":', b'": ', b'", "', b'"}', b"true", b"null", b"\n  "]
 TOKENS: list[bytes | None] = [bytes([i]) for i in range(256)] + WORDS
-END, CONTROL = len(TOKENS), len(TOKENS) + 1
-VOCABULARY = Vocabulary([*TOKENS, b"", b"<x>", None], eos_ids=[END], special_ids=[CONTROL])
+# An end token, padding, and a control token that is spelt like an ordinary one.
+END, CONTROL = len(TOKENS), len(TOKENS) + 2
+VOCABULARY = Vocabulary([*TOKENS, b"", None, b'"', None], eos_ids=[END], special_ids=[CONTROL])
+assert len(VOCABULARY) % 32 != 0
+
+INTEGER = {"type": "integer"}
+
+
+def closed(properties, **more):
+    """The schema of an object without further properties."""
+    return {"type": "object", "properties": properties, "additionalProperties": False, **more}
 
 
 def after(constraint, data, vocabulary=VOCABULARY):
@@ -23,9 +33,26 @@ def after(constraint, data, vocabulary=VOCABULARY):
     return state, all(state.advance(byte) for byte in data)
 
 
-def accepts(constraint, text):
+def in_mask(constraint, text):
+    """Whether the mask alone lets a text pass."""
     state, viable = after(constraint, text.encode())
     return viable and state.accepting
+
+
+def dies_at(constraint, text):
+    """How much of a text the check has seen when it gives up; None if it accepts the text."""
+    check = constraint.check()
+    if check is None:
+        return None
+    for n in range(len(text) + 1):
+        if check.log_prefix([Completion("", (), text[:n], False, VOCABULARY)])[0]:
+            return n
+    return None if check.log_complete([Completion("", (), text, True, VOCABULARY)])[0] == 0 else n
+
+
+def accepts(constraint, text):
+    """Whether the mask and the check let a text pass."""
+    return in_mask(constraint, text) and dies_at(constraint, text) is None
 
 
 def begins(constraint, text):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import platform
@@ -16,18 +15,6 @@ import pytest
 import guided_smc
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def load():
-    """Imports a file of the benchmarks; they find each other as scripts do."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path.remove(str(BENCHMARKS))
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
-            del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +175,24 @@ def test_quality_numbers_agree(tmp_path):
     assert results["tasks"]["enum"]["N=4 K=0"]["tv_to_no_draft"] == 0
     for each in results["floor"].values():
         assert 0 < each["mean"] < each["95%"]
+
+
+@pytest.mark.model
+def test_distortion_numbers_agree(tmp_path):
+    results, said = run_quick("distortion.py", tmp_path / "distortion.json")
+    cases = results["cases"]
+    assert len(cases) == 5 and "shared beginnings" in said
+    for case in cases.values():
+        exact, masking = case["probabilities"], case["masking"]
+        for probabilities in (exact, masking["probabilities"]):
+            assert sum(probabilities.values()) == pytest.approx(1)
+        assert set(masking["probabilities"]) <= set(exact)
+        assert 0 <= case["missed"] < 1e-3 and -1e-9 < masking["missed"] < 0.05
+        assert 0 < masking["tv"] <= 1
+        for cell in case["ours"].values():
+            assert sum(cell["probabilities"].values()) == pytest.approx(1)
+            assert cell["smaller"] == pytest.approx(masking["kl"] / cell["kl"])
+            assert cell["floor"] > 0 and cell["died"] <= cell["runs"]
 
 
 @pytest.mark.model

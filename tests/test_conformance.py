@@ -4,6 +4,7 @@ import json
 
 import pytest
 from conformance import (
+    DRAFTS,
     RATCHET,
     Case,
     Tally,
@@ -71,6 +72,22 @@ def test_wrong_answers_are_counted_by_kind_and_keyword():
     }
     refused = _plain(outcome(Case("c", {"$ref": "x.json"}, tests, ["$ref"])))
     assert refused["all"] == {"schemas": 1, "refused": 1}
+
+
+def test_refusals_are_told_by_reason():
+    tests = [{"valid": True, "data": 1}]
+    schemas = [{"$ref": "x.json"}, {"$ref": "y.json"}, {"$ref": DRAFTS["draft7"]}, {"type": "int"}]
+    tally = outcome(*(Case("c", schema, tests, []) for schema in schemas))
+    assert tally.refusals["$ref to another document"] == 2
+    assert tally.refusals["$ref to a metaschema"] == 1
+    assert tally.refusals.total() == len(schemas)
+
+
+def test_masks_and_forks_are_timed_at_each_token_of_an_accepted_text():
+    tests = [{"valid": True, "data": [1, 2]}, {"valid": False, "data": {}}]
+    tally = outcome(Case("c", {"type": "array"}, tests, []))
+    assert len(tally.mask_us) == len(tally.fork_us) == len("[1, 2]")
+    assert min(*tally.mask_us, *tally.fork_us, *tally.compile_ms) > 0
 
 
 def test_instances_are_put_into_the_order_of_the_schema():

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NewType, Optional, Union
 import outlines.types
 import pydantic
 import pytest
-from languages import accepts, begins, check_masks
+from languages import accepts, begins, check_masks, in_mask
 from outlines.types.dsl import either
 from pydantic import AfterValidator, Field
 from typing_extensions import NotRequired, TypeAliasType, TypedDict
@@ -310,7 +310,7 @@ def test_what_a_type_refuses_of_its_language_has_weight_zero():
         (Annotated[str, AfterValidator(_not_none), AfterValidator(_not_blue)], "a", "dark blue"),
     ]:
         constraint = from_output_type(hint)
-        assert accepts(constraint, good) and accepts(constraint, bad)
+        assert in_mask(constraint, good) and in_mask(constraint, bad)
         scores = constraint.check().log_complete([Text(good), Text(bad)])
         assert list(scores) == [0.0, -float("inf")]
         with pytest.raises(OutputValidationError):
