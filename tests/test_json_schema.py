@@ -547,7 +547,7 @@ def test_an_enum_of_ten_thousand_values_is_exact():
 
 def test_a_pattern_that_backtracks_for_years_is_an_error_and_no_hang():
     constraint = json_schema({"type": "string", "pattern": "^(?=(a|aa)+$)"})
-    with pytest.raises(ValueError, match="takes too long"):
+    with pytest.raises(ValueError, match="takes more than 1 s"):
         dies_at(constraint, '"' + "a" * 40 + '!"')
 
 
