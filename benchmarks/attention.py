@@ -65,7 +65,11 @@ def main(quick: bool, repeats: int, out: Path | None) -> None:
         "cases": cases,
         "long_prompt": {"tokens": LONG_PROMPT, "kv": shared_prompt(lm)},
     }
-    report(results, [table_of(cases), memory_table(results["long_prompt"]["kv"])], out or RESULTS / "attention-cpu.json")
+    report(
+        results,
+        [table_of(cases), memory_table(results["long_prompt"]["kv"])],
+        out or RESULTS / "attention-cpu.json",
+    )
 
 
 @contextmanager

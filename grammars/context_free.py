@@ -14,14 +14,15 @@ from typing import Any, Literal, get_args
 from lark.indenter import Indenter
 
 from guided_smc.errors import ConstraintError, OptionError, UnsupportedConstraintError
-from guided_smc.grammars.grammar import Grammar, check_size
+from guided_smc.grammars.grammar import Grammar
 from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.lark import Lark
 from guided_smc.grammars.lark_masks import masked
 from guided_smc.grammars.lark_text import LarkText
 from guided_smc.grammars.lexing import Differs
-from guided_smc.grammars.matching import GrammarError, Limits
+from guided_smc.grammars.matching import GrammarError, Limits, check_size
 from guided_smc.grammars.trees import read_grammar
+from guided_smc.grammars.worker import compiled_in_worker
 
 LarkEngine = Literal["auto", "llguidance", "lark"]
 
@@ -71,7 +72,10 @@ def lark(
         raise OptionError(f"engine must be one of {get_args(LarkEngine)}, got {engine!r}")
     if not isinstance(grammar, str):
         raise ConstraintError(f"a grammar is a text, got {shorten(repr(grammar))}")
-    limits = limits or Limits()
+    given: dict[str, Any] = {"start": start, "engine": engine, "postlex": postlex}
+    limits = compiled_in_worker(
+        limits or Limits(), lark, grammar, import_paths=import_paths, **given
+    )
     check_size(grammar, "the grammar", limits)
     values: dict[str, Any] = {"tree": tree, "transformer": transformer}
     if engine == "llguidance":
@@ -85,6 +89,7 @@ def lark(
             postlex=postlex,
             import_paths=import_paths,
             name="grammar",
+            limits=limits,
             **values,
         )
     except ConstraintError as error:

@@ -21,6 +21,9 @@ class Grammar(Constraint):
         limits: What it may cost.
         levels: How deep the compiler may have to recurse.
 
+    Attributes:
+        compiled_from: What llguidance is given.
+
     Raises:
         GrammarError: It does not compile within the limits.
         ConstraintError: No text belongs to it.
@@ -31,7 +34,7 @@ class Grammar(Constraint):
     def __init__(self, source: str, *, name: str, limits: Limits, levels: int = 0) -> None:
         self.name = name
         self.limits = limits
-        self._source = source
+        self.compiled_from = source
         self._levels = levels
         self._compiled: WeakKeyDictionary[Vocabulary, CompiledGrammar] = WeakKeyDictionary()
         # Over plain bytes, so that a bad grammar is known before there is a model.
@@ -53,7 +56,7 @@ class Grammar(Constraint):
     def _bind(self, vocabulary: Vocabulary) -> CompiledGrammar:
         if vocabulary not in self._compiled:
             self._compiled[vocabulary] = CompiledGrammar(
-                self._source, vocabulary, self.limits, self.name, levels=self._levels
+                self.compiled_from, vocabulary, self.limits, self.name, levels=self._levels
             )
         return self._compiled[vocabulary]
 
@@ -62,17 +65,3 @@ def accepts(constraint: Constraint, text: str) -> bool:
     """Whether a text is a member of a constraint's language."""
     state = constraint.compile(every_byte()).start()
     return all(state.advance(byte) for byte in text.encode()) and state.accepting
-
-
-def check_size(source: str, what: str, limits: Limits) -> None:
-    """Raise for a source that is longer than the limits allow, or that is no Unicode text.
-
-    Raises:
-        ConstraintError: With the reason.
-    """
-    try:
-        size = len(source.encode())
-    except UnicodeEncodeError:
-        raise ConstraintError(f"{what} holds half of a surrogate pair") from None
-    if size > limits.max_bytes:
-        raise ConstraintError(f"{what} has {size} bytes, more than the limit of {limits.max_bytes}")

@@ -27,7 +27,7 @@ import pydantic
 import torch
 
 from guided_smc.errors import ConstraintError, OptionError, OutputValidationError
-from guided_smc.grammars.keywords import Schema, depth, shorten
+from guided_smc.grammars.keywords import Schema, depth, json_path, shorten
 from guided_smc.grammars.layout import CompiledLayout
 from guided_smc.grammars.matching import (
     EXACT_MASKS,
@@ -36,10 +36,12 @@ from guided_smc.grammars.matching import (
     Limits,
     every_byte,
 )
+from guided_smc.grammars.refusals import Refusal
 from guided_smc.grammars.relaxing import Relaxed, Superset
 from guided_smc.grammars.type_schemas import TypeSchemas
 from guided_smc.grammars.validating import Checker, Valid
 from guided_smc.grammars.values import exact_number, key_of, key_of_object
+from guided_smc.grammars.worker import compiled_in_worker
 from guided_smc.potentials import Completion, Constraint, Potential
 from guided_smc.vocabulary import Vocabulary
 
@@ -104,6 +106,8 @@ class JsonSchema(Constraint):
         model: The type that values are parsed into, if one was given.
         relaxed: The keywords that the mask does not know, and their paths. They are enforced
             by checking texts, unless they constrain nothing in the schema's dialect.
+        subschemas: How many schemas are in it, as far as the root reaches them.
+        compiled_from: What llguidance is given.
     """
 
     shows_ends = True
@@ -129,16 +133,15 @@ class JsonSchema(Constraint):
         )
         self.schema: dict[str, Any] | bool = json.loads(text)
         self._has_sets = self.model is not None and '"uniqueItems": true' in text
-        try:
-            checked = Schema(json.loads(text), closed=self.model is not None)
-            trial = _Trial(whitespace, self.limits, checked.levels)
-            superset = Superset(checked, trial)
-            trial.check(superset)
-            checker = Checker(checked, superset.loosened)
-        except RecursionError:
-            raise ConstraintError(_TOO_DEEP) from None
+        limits = compiled_in_worker(
+            self.limits, _compiled, text, whitespace, closed=self.model is not None
+        )
+        checked, superset, checker = _compiled(
+            text, whitespace, closed=self.model is not None, limits=limits
+        )
         self.relaxed = superset.relaxed
-        self._grammar = _grammar(superset.document, whitespace)
+        self.subschemas = len(checked.reached)
+        self.compiled_from = _grammar(superset.document, whitespace)
         self._levels = checked.levels
         self._valid = Valid(checker, self.name)
         self._indent = indent if whitespace == "indented" else None
@@ -161,7 +164,7 @@ class JsonSchema(Constraint):
 
     def _bind(self, vocabulary: Vocabulary) -> CompiledGrammar:
         return CompiledGrammar(
-            self._grammar, vocabulary, self.limits, self.name, levels=self._levels
+            self.compiled_from, vocabulary, self.limits, self.name, levels=self._levels
         )
 
     def parse(self, text: str) -> Any:
@@ -223,6 +226,17 @@ class _Validated(Potential):
     def log_complete(self, completions: Sequence[Completion]) -> Sequence[float]:
         """0, or −inf where the type's validators refuse."""
         return [self._log_indicator(c.text) for c in completions]
+
+    def why(self, text: str, *, finished: bool) -> Refusal | None:
+        """What pydantic says of the first value that it refuses."""
+        try:
+            self.adapter.validate_json(text)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            return Refusal(json_path(first["loc"]), None, first["msg"]) if finished else None
+        except ValueError as error:
+            return Refusal("$", None, str(error)) if finished else None
+        return None
 
     def _log_indicator(self, text: str) -> float:
         try:
@@ -316,6 +330,20 @@ def _check_size(text: str, limits: Limits) -> None:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _compiled(
+    text: str, whitespace: Whitespace, *, closed: bool, limits: Limits
+) -> tuple[Schema, Superset, Checker]:
+    """What a schema says, what llguidance is given of it, and who checks the rest."""
+    try:
+        checked = Schema(json.loads(text), closed=closed, max_steps=limits.max_check_steps)
+        trial = _Trial(whitespace, limits, checked.levels)
+        superset = Superset(checked, trial)
+        trial.check(superset)
+        return checked, superset, Checker(checked, superset.loosened, limits.max_check_steps)
+    except RecursionError:
+        raise ConstraintError(_TOO_DEEP) from None
 
 
 def _grammar(document: dict[str, Any] | bool, whitespace: Whitespace) -> str:

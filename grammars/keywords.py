@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from math import inf
 from typing import Any
 from urllib.parse import quote
 
@@ -79,6 +80,7 @@ class Schema:
     Args:
         document: The schema as plain JSON data; changed in place.
         closed: Whether objects that do not mention additional properties have none.
+        max_steps: Subschemas that may apply to one value, each counted as often as it is reached.
 
     Attributes:
         document: The schema without what says nothing, its numbers exact.
@@ -96,7 +98,7 @@ class Schema:
             the schema.
     """
 
-    def __init__(self, document: Node, *, closed: bool = False) -> None:
+    def __init__(self, document: Node, *, closed: bool = False, max_steps: float = inf) -> None:
         self.dialect, checked = dialect_of(document)
         self.legacy = self.dialect in (Draft4Validator, Draft6Validator, Draft7Validator)
         if not checked:
@@ -112,7 +114,7 @@ class Schema:
         self.reached: list[dict[str, Any]] = []
         self.unchecked: list[tuple[str, str]] = []
         self._reach(self.document)
-        self._refuse_loops()
+        self._refuse_loops(max_steps)
         if not self._has_finite_value():
             raise ConstraintError(
                 "no JSON value satisfies the schema: it requires `false`, or itself without end",
@@ -297,8 +299,8 @@ class Schema:
                 f"{path}: {shorten(pattern)!r} is not a regular expression: {error}", path=path
             ) from error
 
-    def _refuse_loops(self) -> None:
-        """Refuse a schema that applies itself to the same value, which nothing can end."""
+    def _refuse_loops(self, max_steps: float) -> None:
+        """Refuse a schema that applies itself to the same value, or too many to one."""
         applied: dict[int, list[dict[str, Any]]] = {}
         for node in self.reached:
             target = self.targets.get(id(node))
@@ -308,7 +310,7 @@ class Schema:
                 for keyword in ("allOf", "anyOf", "oneOf"):
                     parts += node.get(keyword, ())
             applied[id(node)] = [part for part in parts if isinstance(part, dict)]
-        done: set[int] = set()
+        done: dict[int, int] = {}  # how many apply, itself included
         for start in self.reached:
             trail: list[tuple[dict[str, Any], Iterator[dict[str, Any]]]] = []
             trail.append((start, iter(applied[id(start)])))
@@ -319,7 +321,15 @@ class Schema:
                 if part is None:
                     trail.pop()
                     open_.discard(id(node))
-                    done.add(id(node))
+                    done[id(node)] = 1 + sum(done[id(p)] for p in applied[id(node)])
+                    if done[id(node)] > max_steps:
+                        path = self.path(node)
+                        raise ConstraintError(
+                            f"{path}: more than {max_steps} subschemas apply to one value, since "
+                            "references lead to the same ones again and again; simplify the "
+                            "schema, or raise max_check_steps of its `limits`",
+                            path=path,
+                        )
                 elif id(part) in open_:
                     path = self.path(part)
                     raise ConstraintError(
@@ -456,6 +466,11 @@ def depth(value: Any) -> int:
             parts = value.values() if isinstance(value, dict) else value
             stack += [(part, level + 1) for part in parts]
     return deepest
+
+
+def json_path(steps: Iterable[str | int]) -> str:
+    """The JSON path that keys and indices make, from the root."""
+    return "$" + "".join(map(_step, steps))
 
 
 def _step(key: str | int) -> str:

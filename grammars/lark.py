@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
-from guided_smc.grammars.grammar import Grammar, check_size
+from guided_smc.grammars.grammar import Grammar
 from guided_smc.grammars.json_schema import JsonSchema
 from guided_smc.grammars.keywords import shorten
-from guided_smc.grammars.matching import EXACT_MASKS, GrammarError, Limits
+from guided_smc.grammars.matching import EXACT_MASKS, GrammarError, Limits, check_size
 from guided_smc.grammars.trees import TreeReader, parser_of
+from guided_smc.grammars.worker import compiled_in_worker
 
 _TOKENS = re.compile(
     r"""
@@ -82,7 +83,7 @@ class Lark(Grammar):
         limits: Limits | None = None,
         note: str | None = None,
     ) -> None:
-        limits = limits or Limits()
+        limits = compiled_in_worker(limits or Limits(), Lark, grammar, start=start)
         if not isinstance(grammar, str):
             raise ConstraintError(f"a grammar is a text, got {shorten(repr(grammar))}")
         if not isinstance(start, str) or not re.fullmatch(r"_*[a-z][a-z0-9_-]*", start):
@@ -288,7 +289,7 @@ def _inline(schema: Any, line: int, limits: Limits) -> _Inline:
             keyword=missing.keyword,
             path=missing.path,
         )
-    return _Inline(constraint._grammar.partition("start: ")[2].strip(), constraint._levels)
+    return _Inline(constraint.compiled_from.partition("start: ")[2].strip(), constraint._levels)
 
 
 def _check_options(options: Any, line: int) -> None:

@@ -34,6 +34,7 @@ from lark.lexer import BasicLexer, TerminalDef, Token
 from lark.parsers.lalr_analysis import Shift
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
+from guided_smc.grammars.matching import Limits, check_size
 from guided_smc.grammars.partial_regex import (
     TIMEOUT_S,
     tells_kinds_apart,
@@ -42,6 +43,7 @@ from guided_smc.grammars.partial_regex import (
 )
 from guided_smc.grammars.predicates import MAX_REJECTED, PrefixConstraint
 from guided_smc.grammars.trees import TreeReader, read_grammar
+from guided_smc.grammars.worker import compiled_in_worker
 
 _END = "$END"
 _CEASES = re.compile(r"\(\?[=!>(]|[*+?}]\+|\(\*")
@@ -87,6 +89,7 @@ class LarkText(PrefixConstraint):
         transformer: What makes the value of the tree, such as a `lark.Transformer`.
         name: What messages call it.
         max_rejected: Tokens to try at one place before a particle is given up, with a warning.
+        limits: What an untrusted grammar may cost.
         reason: Why it has no masks; said in the result's `warnings`.
 
     Attributes:
@@ -97,7 +100,8 @@ class LarkText(PrefixConstraint):
         dialect: Whose grammar it is.
 
     Raises:
-        ConstraintError: Lark refuses the grammar, or no finite text satisfies one of its rules.
+        ConstraintError: Lark refuses the grammar, no finite text satisfies one of its rules, or
+            it is beyond the limits.
         OptionError: The transformer is none.
         UnsupportedConstraintError: It holds what cannot be judged on prefixes.
     """
@@ -118,8 +122,12 @@ class LarkText(PrefixConstraint):
         transformer: Any = None,
         name: str = "lark",
         max_rejected: int = MAX_REJECTED,
+        limits: Limits | None = None,
         reason: str | None = None,
     ) -> None:
+        given = {"start": start, "postlex": postlex, "import_paths": import_paths, "name": name}
+        limits = compiled_in_worker(limits or Limits(), LarkText, grammar, **given)
+        check_size(grammar, "the grammar", limits)
         self.name = name
         self.grammar = grammar
         self.start = start
@@ -208,6 +216,14 @@ class LarkText(PrefixConstraint):
         if self._reason is None:
             return ()
         return (f"{self.name}: {self._reason}, so tokens are drawn by rejection",)
+
+    def sizes(self) -> dict[str, int]:
+        """Of the parser: its states, rules and terminals."""
+        return {
+            "parser_states": len(self._states),
+            "rules": len(self.parser.rules),
+            "terminals": len(self.parser.terminals),
+        }
 
     def parse(self, text: str) -> Any:
         """The tree of a member if it was asked for, or what is made of it; else the text.

@@ -10,17 +10,19 @@ forced text, because the engine's weights need the whole normaliser `Σ p(v)·m(
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from guided_smc.errors import ConstraintError
+from guided_smc.errors import ConstraintError, OptionError
 from guided_smc.vocabulary import Vocabulary
 
 EXACT_MASKS = '%llguidance {"no_forcing": true}\n'
@@ -38,7 +40,10 @@ _MOST_FORCED = 64
 
 @dataclass(frozen=True)
 class Limits:
-    """What an untrusted schema or grammar may cost.
+    """What a schema, pattern or grammar may cost.
+
+    Compiling takes milliseconds as a rule, but there is no telling: `Limits.untrusted()` has it
+    tried in another process first, which can be stopped.
 
     Attributes:
         max_bytes: Of its source text.
@@ -48,6 +53,12 @@ class Limits:
         max_lexer_fuel: Work to compile its patterns (about 50 000 a millisecond).
         max_mask_fuel: Work of the patterns at one mask (about 14 000 a millisecond).
         max_mask_items: Work of the parser at one mask (about 20 000 a millisecond).
+        max_lexer_states: States of its patterns, all masks together.
+        max_check_steps: Subschemas that may apply to one value, and references (`$ref`) that are
+            followed to check it (about 20 a millisecond).
+        max_compile_seconds: What compiling may take; None: as long as it takes.
+        max_compile_memory: Bytes that compiling may need; None: as many as it needs. On Linux
+            only. Either of these two has it compiled in a worker first (see `worker`).
     """
 
     max_bytes: int = 1_000_000
@@ -56,6 +67,26 @@ class Limits:
     max_lexer_fuel: int = 1_000_000
     max_mask_fuel: int = 200_000
     max_mask_items: int = 50_000
+    max_lexer_states: int = 250_000
+    max_check_steps: int = 20_000
+    max_compile_seconds: float | None = None
+    max_compile_memory: int | None = None
+
+    @classmethod
+    def untrusted(cls, **changes: Any) -> Limits:
+        """Limits for what strangers hand in: 5 seconds and, on Linux, 1 GiB to compile it.
+
+        Args:
+            changes: Other values of any attributes.
+        """
+        memory = 1 << 30 if sys.platform == "linux" else None
+        return cls(**{"max_compile_seconds": 5.0, "max_compile_memory": memory, **changes})
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not value > 0:
+                raise OptionError(f"{field.name} must be positive, got {value}")
 
     def for_llguidance(self) -> LLParserLimits:
         """The part that llguidance watches."""
@@ -64,8 +95,23 @@ class Limits:
             step_lexer_fuel=self.max_mask_fuel,
             step_max_items=self.max_mask_items,
             max_grammar_size=self.max_grammar_symbols,
+            max_lexer_states=self.max_lexer_states,
             verbose_errors=False,
         )
+
+
+def check_size(source: str, what: str, limits: Limits) -> None:
+    """Raise for a source that is longer than the limits allow, or that is no Unicode text.
+
+    Raises:
+        ConstraintError: With the reason.
+    """
+    try:
+        size = len(source.encode())
+    except UnicodeEncodeError:
+        raise ConstraintError(f"{what} holds half of a surrogate pair") from None
+    if size > limits.max_bytes:
+        raise ConstraintError(f"{what} has {size} bytes, more than the limit of {limits.max_bytes}")
 
 
 class GrammarError(ConstraintError):

@@ -21,7 +21,9 @@ import regex
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
 from guided_smc.grammars.keywords import shorten
+from guided_smc.grammars.matching import Limits, check_size
 from guided_smc.grammars.predicates import MAX_REJECTED, PrefixConstraint
+from guided_smc.grammars.worker import compiled_in_worker
 
 TIMEOUT_S = 2.0
 """Seconds that one match may take."""
@@ -171,6 +173,7 @@ class PartialRegex(PrefixConstraint):
         pattern: In the syntax of the `regex` package, which is that of `re` and more.
         flags: Of that package, such as `regex.IGNORECASE`.
         max_rejected: Tokens to try at one place before a particle is given up, with a warning.
+        limits: What an untrusted pattern may cost.
         reason: Why it has no masks; said in the result's `warnings`.
 
     Attributes:
@@ -178,7 +181,7 @@ class PartialRegex(PrefixConstraint):
         engine: What enforces it.
 
     Raises:
-        ConstraintError: The pattern is invalid.
+        ConstraintError: The pattern is invalid, or beyond the limits.
         UnsupportedConstraintError: It asks for something that cannot be judged on prefixes.
     """
 
@@ -192,11 +195,14 @@ class PartialRegex(PrefixConstraint):
         flags: int = 0,
         *,
         max_rejected: int = MAX_REJECTED,
+        limits: Limits | None = None,
         reason: str | None = None,
     ) -> None:
+        limits = compiled_in_worker(limits or Limits(), PartialRegex, pattern, flags)
+        check_size(pattern, "the regular expression", limits)
         self.pattern = pattern
         self._reason = reason
-        self.name = f"regex {pattern!r}"
+        self.name = f"regex {shorten(repr(pattern), 60)}"
         self.max_rejected = max_rejected
         self._by_kind = tells_kinds_apart(pattern, flags)
         try:

@@ -30,6 +30,7 @@ _BEGUN = re.compile(
     r"|-?(?:(?:0|[1-9][0-9]*)(?:\.|(?:\.[0-9]+)?(?:[eE][+-]?[0-9]*)?)?)?"
     r"|t(?:ru?)?|f(?:a(?:ls?)?)?|n(?:ul?)?"
 )
+_HALF = "holds half of a surrogate pair"
 _LITERALS: dict[str, Any] = {"true": True, "false": False, "null": None}
 
 
@@ -88,12 +89,14 @@ class Reader(Generic[P]):
         alive: Whether the text can still become JSON that the judge accepts.
         length: Characters read.
         respelt: Whether a key is written with escapes: a mask takes it for another one.
+        fault: Why it is dead, where that is for no judge to say; in words.
     """
 
     judge: Judge[P]
     alive: bool = True
     length: int = 0
     respelt: bool = False
+    fault: str = ""
     _stack: list[Frame[P]] = field(default_factory=list)
     _expected: str = "v"  # value, value or ]: "i", key: "k", key or }: "o", ":", ",", end: "e"
     _pending: str = ""
@@ -102,7 +105,7 @@ class Reader(Generic[P]):
         """Independent of this one."""
         stack = [frame.copy() for frame in self._stack]
         return Reader(
-            *(self.judge, self.alive, self.length, self.respelt),
+            *(self.judge, self.alive, self.length, self.respelt, self.fault),
             *(stack, self._expected, self._pending),
         )
 
@@ -135,6 +138,18 @@ class Reader(Generic[P]):
         self.alive = self.alive and self._expected == "e"
         return self.alive
 
+    def steps(self) -> list[str | int]:
+        """The keys and indices that lead to the value that is being read, or was read last."""
+        if not self._stack:
+            return []
+        last = self._stack[-1]
+        to_last = [f.key if _is_object(f) else len(f.container) for f in self._stack]
+        if self._expected in "ko":
+            return to_last[:-1]  # in front of a key
+        if self._expected == "," and not _is_object(last):
+            to_last[-1] = len(last.container) - 1
+        return to_last
+
     def _take(self, lexeme: str) -> bool:
         first = lexeme[0]
         if first in _SPACE:
@@ -162,6 +177,7 @@ class Reader(Generic[P]):
             return True
         if first == '"':
             value = _string(lexeme)
+            self.fault = _HALF if value is None else ""
             return value is not None and self._close(place, value)
         if lexeme in _LITERALS:
             return self._close(place, _LITERALS[lexeme])
@@ -173,7 +189,11 @@ class Reader(Generic[P]):
 
     def _key(self, lexeme: str) -> bool:
         frame, key = self._stack[-1], _string(lexeme)
-        if key is None or key in frame.container:
+        if key is None:
+            self.fault = _HALF
+            return False
+        if key in frame.container:
+            self.fault = f"the key {json.dumps(key, ensure_ascii=False)} comes twice"
             return False
         frame.key = key
         self._expected = ":"
@@ -187,6 +207,7 @@ class Reader(Generic[P]):
         if _is_object(frame) != (bracket == "}"):
             return False
         self._stack.pop()
+        self._expected = "v"  # the value that has just been read
         return self._close(frame.place, frame.container)
 
     def _close(self, place: P, value: Any) -> bool:

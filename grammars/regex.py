@@ -22,12 +22,19 @@ from guided_smc.grammars.automata import (
     finite,
 )
 from guided_smc.grammars.byte_regex import as_python, automaton_of
-from guided_smc.grammars.grammar import Grammar, check_size
+from guided_smc.grammars.grammar import Grammar
 from guided_smc.grammars.keywords import shorten
-from guided_smc.grammars.matching import EXACT_MASKS, CompiledGrammar, GrammarError, Limits
+from guided_smc.grammars.matching import (
+    EXACT_MASKS,
+    CompiledGrammar,
+    GrammarError,
+    Limits,
+    check_size,
+)
 from guided_smc.grammars.partial_regex import PartialRegex, tells_kinds_apart
 from guided_smc.grammars.patterns import NotAPattern, parse, regular, spelt
 from guided_smc.grammars.pieces import pieces
+from guided_smc.grammars.worker import compiled_in_worker
 from guided_smc.vocabulary import Vocabulary
 
 RegexEngine = Literal["auto", "llguidance", "partial"]
@@ -62,6 +69,7 @@ def regex(
     """
     if engine not in get_args(RegexEngine):
         raise OptionError(f"engine must be one of {get_args(RegexEngine)}, got {engine!r}")
+    limits = compiled_in_worker(limits or Limits(), regex, pattern, engine=engine)
     if engine == "partial":
         return _partial(pattern, limits, None)
     try:
@@ -83,7 +91,7 @@ class Regex(Grammar):
     engine: Literal["llguidance"] = "llguidance"
 
     def __init__(self, pattern: str | re.Pattern[str], *, limits: Limits | None = None) -> None:
-        limits = limits or Limits()
+        limits = compiled_in_worker(limits or Limits(), Regex, pattern)
         self.pattern, flags = _source(pattern, limits)
         parsed = parse(self.pattern, flags)
         self._translated = regular(parsed)

@@ -13,6 +13,8 @@ from typing import Any
 
 import regex
 
+from guided_smc.errors import ConstraintError
+
 _SECONDS = 1.0
 """What one search may take: patterns of an untrusted schema can be made to backtrack for years."""
 
@@ -105,12 +107,16 @@ def found(pattern: str, text: str) -> bool:
     """Whether a pattern is found in a text.
 
     Raises:
-        PatternError: It is no regular expression, or takes too long.
+        PatternError: It is no regular expression.
+        ConstraintError: It takes too long.
     """
     try:
         return compiled(pattern).search(text, timeout=_SECONDS) is not None
     except TimeoutError as error:
-        raise PatternError(f"the pattern {pattern!r} takes too long on {text!r}") from error
+        raise ConstraintError(
+            f"the pattern {pattern[:100]!r} takes more than {_SECONDS:g} s on a text of "
+            f"{len(text)} characters; write it with less backtracking"
+        ) from error
 
 
 def _escape(pattern: str, at: int, inside: bool, end: str, strict: bool) -> tuple[str, int]:

@@ -9,15 +9,20 @@ for the user, by schema for `validating`, which checks the rest.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from guided_smc.grammars import formats, numbers
 from guided_smc.grammars.keywords import Node, Schema, types_of
 from guided_smc.grammars.regexes import portable
+
+_MOST_REMAINDERS = 20_000
+"""That a mask counts for `multipleOf`; it takes a tenth of a second to compile so many."""
 
 _EXACT = 2**53  # llguidance computes with float64
 _BOUNDS = numbers.BOUNDS
@@ -92,6 +97,7 @@ class Superset:
         self._attempt = attempt
         self._given_up: dict[int, set[str]] = {}
         self._recursive = _recursive(schema)
+        self._too_many_remainders = _too_many_remainders(schema)
         while True:
             self._found: dict[Relaxed, None] = {}
             self.loosened: set[int] = set()
@@ -224,6 +230,8 @@ class Superset:
                     out.update(reference)
                 else:
                     also.append(reference)
+            elif keyword == "multipleOf" and value in self._too_many_remainders:
+                self._loosen(source, keyword)
             elif keyword in _PLAIN:
                 out[keyword] = float(value) if isinstance(value, Decimal) else value
             elif keyword in _BOUNDS:
@@ -373,6 +381,26 @@ def _recursive(schema: Schema) -> set[int]:
                 seen.add(at)
                 stack += leads.get(at, ())
     return found
+
+
+def _too_many_remainders(schema: Schema) -> set[int | Decimal]:
+    """Values of `multipleOf` that would make too large an automaton, alone or with the others.
+
+    It counts remainders, those of factors 2 and 5 by the last digits. Where a schema applies two
+    of the values to one number, it is their least common multiple that counts.
+    """
+    values = {node["multipleOf"] for node in schema.reached if "multipleOf" in node}
+    together, left_out = 1, set()
+    for value in sorted(values):
+        remainders = Fraction(value).numerator
+        for factor in (2, 5):
+            while remainders % factor == 0:
+                remainders //= factor
+        if math.lcm(together, remainders) > _MOST_REMAINDERS:
+            left_out.add(value)
+        else:
+            together = math.lcm(together, remainders)
+    return left_out
 
 
 def _numbers(value: Any) -> Iterator[int | Decimal]:

@@ -13,6 +13,7 @@ import math
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
@@ -22,9 +23,11 @@ import referencing
 from jsonschema import Draft4Validator, ValidationError
 from jsonschema.validators import extend
 
+from guided_smc.errors import ConstraintError
 from guided_smc.grammars import formats
 from guided_smc.grammars.keywords import Node, Schema, types_of
 from guided_smc.grammars.reading import Frame, Reader
+from guided_smc.grammars.refusals import Refusal, why_invalid
 from guided_smc.grammars.regexes import found
 from guided_smc.grammars.values import is_multiple, is_whole, key_of
 from guided_smc.potentials import Completion, Potential
@@ -70,9 +73,11 @@ class Checker:
     Args:
         schema: The schema.
         loosened: Its subschemas (by id) that the mask is looser than.
+        max_steps: References that are followed to check one value.
     """
 
-    def __init__(self, schema: Schema, loosened: set[int]) -> None:
+    def __init__(self, schema: Schema, loosened: set[int], max_steps: int) -> None:
+        self._max_steps = max_steps
         self._schema = schema
         self._loosened = _with_parents(schema, loosened)
         registry: Any = referencing.Registry()
@@ -105,7 +110,7 @@ class Checker:
         place = frame.place
         if len(frame.container) >= place.most:
             return False
-        if not all(self._holds(schema, key) for schema in place.names):
+        if not all(self.holds(schema, key) for schema in place.names):
             return False
         return not self._inside(place, key).impossible
 
@@ -120,7 +125,7 @@ class Checker:
         if not thorough and not place.loosened:
             return True
         return all(
-            self._holds(schema, value)
+            self.holds(schema, value)
             for schema in place.schemas
             if thorough or id(schema) in self._loosened
         )
@@ -197,19 +202,36 @@ class Checker:
             place.inside[at] = found_there
         return found_there
 
-    def _holds(self, schema: Node, value: Any) -> bool:
+    def holds(self, schema: Node, value: Any) -> bool:
+        """Whether a value is valid against a subschema.
+
+        Raises:
+            ConstraintError: That takes more steps than the limits allow.
+        """
         if isinstance(schema, bool):
             return schema
+        _steps_left.set([self._max_steps])
+        try:
+            return bool(self._validator(schema).is_valid(value))
+        except RecursionError:  # what encloses it is nested even deeper
+            return False
+
+    def errors(self, schema: dict[str, Any], value: Any) -> list[ValidationError]:
+        """Why a value is not valid against a subschema."""
+        _steps_left.set([self._max_steps])
+        try:
+            return list(self._validator(schema).iter_errors(value))
+        except RecursionError:
+            return [ValidationError("is nested too deeply")]
+
+    def _validator(self, schema: dict[str, Any]) -> Any:
         validator = self._validators.get(id(schema))
         if validator is None:
             validator = self._dialect(
                 {"$ref": self._schema.reference(schema)}, registry=self._registry
             )
             self._validators[id(schema)] = validator
-        try:
-            return bool(validator.is_valid(value))
-        except RecursionError:  # what encloses it is nested even deeper
-            return False
+        return validator
 
 
 _DYNAMIC = ("$dynamicRef", "$recursiveRef")
@@ -287,6 +309,10 @@ class Valid(Potential):
         """0 for valid texts, −inf for others."""
         return [0.0 if self._reader(c.text).copy().finish() else -math.inf for c in completions]
 
+    def why(self, text: str, *, finished: bool) -> Refusal | None:
+        """Which value and keyword; None where the text is not refused."""
+        return why_invalid(self._checker, text, finished=finished)
+
     def _reader(self, text: str) -> Reader[Place]:
         """The reader of a text, which goes on from the longest beginning that was read before."""
         with self._lock:
@@ -325,9 +351,11 @@ Errors = Iterator[ValidationError]
 def _exact_dialect(dialect: Any) -> Any:
     """A validator class with numbers as `int` and `Decimal`, and patterns as they are meant."""
     whole = _is_int if dialect is Draft4Validator else _is_whole_number
+    counted = {k: _counted(v) for k, v in dialect.VALIDATORS.items() if k in _COSTLY}
     return extend(
         dialect,
         validators={
+            **counted,
             "additionalProperties": _additional_properties,
             "const": _const,
             "dependencies": _dependencies,
@@ -340,6 +368,29 @@ def _exact_dialect(dialect: Any) -> Any:
         },
         type_checker=dialect.TYPE_CHECKER.redefine("integer", whole),
     )
+
+
+_COSTLY = ("$ref", "$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems")
+"""Keywords by which a short schema makes a long check: each may double it."""
+
+_steps_left: ContextVar[list[int]] = ContextVar("steps_left")
+
+
+def _counted(keyword: Any) -> Any:
+    """A keyword that ends a check which takes too many steps."""
+
+    def count(validator: Any, value: Any, instance: Any, schema: Any) -> Errors:
+        left = _steps_left.get()
+        left[0] -= 1
+        if left[0] < 0:
+            raise ConstraintError(
+                "a value takes more steps to check than the limit allows (max_check_steps): its "
+                "references lead to the same schemas again and again; simplify the schema, or "
+                "raise its `limits`"
+            )
+        yield from keyword(validator, value, instance, schema) or ()
+
+    return count
 
 
 def _is_int(_: Any, value: Any) -> bool:

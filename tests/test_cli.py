@@ -106,7 +106,8 @@ def write_jsonl(path: Path, records: Sequence[dict[str, Any] | str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["--help", "generate --help", "models --help", "tune --help", "--version"]
+    "command",
+    ["--help", "check --help", "generate --help", "models --help", "tune --help", "--version"],
 )
 def test_help_and_version_import_nothing_heavy(command):
     script = (

@@ -11,7 +11,7 @@ from guided_smc.grammars import Limits, json_schema
 
 def test_a_pattern_that_backtracks_for_years_is_an_error_and_no_hang():
     constraint = json_schema({"type": "string", "pattern": "^(?=(a|aa)+$)"})
-    with pytest.raises(ValueError, match="takes too long"):
+    with pytest.raises(ValueError, match="takes more than 1 s"):
         dies_at(constraint, '"' + "a" * 40 + '!"')
 
 

@@ -41,6 +41,8 @@ def test_the_commands_run_in_order(tmp_path):
     assert len(setup) == 2
     out = run(["bash", "-euc", "\n".join(commands)], tmp_path)
     assert out.count('"finish_reason"') == 2
+    for kind, shown in BLOCKS:
+        assert kind != "text" or set(shown.splitlines()) <= set(out.splitlines())
 
 
 def test_the_make_targets_that_the_readme_names_exist():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from guided_smc import __version__
+from guided_smc.cli.check import check
 from guided_smc.cli.common import SETTINGS, State, say_error, show_traceback
 from guided_smc.cli.generate import generate
 from guided_smc.cli.models import models
@@ -25,6 +26,7 @@ def cli(context: click.Context) -> None:
     Examples:
       guided-smc generate prompts.txt
       guided-smc generate prompts.jsonl --schema person.json -o out.jsonl
+      guided-smc check --schema person.json --sample 3
       guided-smc models
       guided-smc tune smollm2-135m --draft int8
     """  # noqa: D301 (click's mark is the character, not its escape)
@@ -32,6 +34,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+cli.add_command(check)
 cli.add_command(generate)
 cli.add_command(models)
 cli.add_command(tune)

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from guided_smc.errors import ConstraintError
 
 if TYPE_CHECKING:
+    from guided_smc.grammars import Limits
     from guided_smc.potentials import Constraint, Potential
 
 Made = TypeVar("Made")
@@ -73,8 +74,12 @@ _LIBRARY = "library:"
 """In front of the name of a ready grammar."""
 
 
-def load_language(given: dict[str, Any]) -> Language:
+def load_language(given: dict[str, Any], limits: Limits | None = None) -> Language:
     """The language of a schema, a regular expression or a grammar; all texts without any of them.
+
+    Args:
+        given: The command's options.
+        limits: What it may cost; of what a module names it is the module's own business.
 
     Raises:
         click.UsageError: More than one is given, one cannot be read, or it is refused.
@@ -89,7 +94,7 @@ def load_language(given: dict[str, Any]) -> Language:
     if option is None:
         return Language(None, None, {"schema": None})
     if option == "--schema":
-        constraint, data = _schema(given["schema"], whitespace)
+        constraint, data = _schema(given["schema"], whitespace, limits)
         settings = {"schema": data}
         if whitespace is not None:
             settings["whitespace"] = whitespace
@@ -98,7 +103,7 @@ def load_language(given: dict[str, Any]) -> Language:
     if option == "--regex":
         from guided_smc.grammars import regex
 
-        constraint = _made(lambda: regex(given["regex"]), option)
+        constraint = _made(lambda: regex(given["regex"], limits=limits), option)
         return Language(option, constraint, {"schema": None, "regex": given["regex"]})
     from guided_smc.grammars import lark, library
 
@@ -107,18 +112,18 @@ def load_language(given: dict[str, Any]) -> Language:
         name = given["grammar"].removeprefix(_LIBRARY)
         ready = _made(lambda: library.from_name(name), what)
         return Language(option, ready, {"schema": None, "grammar": given["grammar"]})
-    source = _read_text(given["grammar"], "grammar")
+    source = read_text(given["grammar"], "grammar")
     folder = str(Path(given["grammar"]).parent)
-    constraint = _made(lambda: lark(source, import_paths=[folder]), what)
+    constraint = _made(lambda: lark(source, import_paths=[folder], limits=limits), what)
     return Language(option, constraint, {"schema": None, "grammar": source})
 
 
-def _schema(reference: str, whitespace: Any) -> tuple[Constraint, Any]:
+def _schema(reference: str, whitespace: Any, limits: Limits | None) -> tuple[Constraint, Any]:
     """The constraint that a file or an object stands for, and what tells it from others."""
     from guided_smc.grammars import JsonSchema, json_schema
 
     what = f"schema {reference}"
-    spaced = {} if whitespace is None else {"whitespace": whitespace}
+    spaced: dict[str, Any] = {} if whitespace is None else {"whitespace": whitespace}
     if Path(reference).suffix != ".json" and not Path(reference).exists() and ":" in reference:
         from guided_smc.grammars import from_output_type
         from guided_smc.references import load_object
@@ -135,12 +140,12 @@ def _schema(reference: str, whitespace: Any) -> tuple[Constraint, Any]:
         if isinstance(found, type) and not get_origin(found) and issubclass(found, BaseModel):
             return constraint, found.model_json_schema()
         return constraint, found if isinstance(found, dict) else _described(constraint)
-    text = _read_text(reference, "schema")
+    text = read_text(reference, "schema")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise click.UsageError(f"schema {reference} is not valid JSON: {error}") from None
-    return _made(lambda: json_schema(data, **spaced), what), data
+    return _made(lambda: json_schema(data, limits=limits, **spaced), what), data
 
 
 def _described(constraint: Any) -> Any:
@@ -155,7 +160,8 @@ def _described(constraint: Any) -> Any:
     return [constraint.name, *map(_described, inside)]
 
 
-def _read_text(reference: str, kind: str) -> str:
+def read_text(reference: str, kind: str) -> str:
+    """The text of a file that was named on the command line."""
     try:
         return Path(reference).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
