@@ -45,6 +45,7 @@ bench: $(VENV)/.dev $(VENV)/.model  ## speed and quality beside other libraries
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/distortion.py
+	$(BIN)/python benchmarks/finishing.py
 	$(BIN)/python benchmarks/profile_step.py
 	$(BIN)/python benchmarks/attention.py
 

@@ -50,12 +50,12 @@ WHO = ("likes music", "sails", "paints", "teaches", "is a doctor", "bakes", "cli
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Few answers and one cap: shows that it runs.")
-@click.option("--answers", default=24, show_default=True, help="Of each task and cap.")
+@click.option("--answers", default=16, show_default=True, help="Of each task and cap.")
 @click.option("--out", type=click.Path(path_type=Path), help="JSON file to write.")
 def main(quick: bool, answers: int, out: Path | None) -> None:
     """Count answers that are lost to the length cap."""
     found = machine()
-    answers, caps = (2, (16,)) if quick else (answers, (24, 48, 96))
+    answers, caps = (2, (16,)) if quick else (answers, (24, 64))
     lm = guided_smc.load(MODEL)
     cells: dict[str, Any] = {}
     for task, (prompt, constraint) in TASKS.items():

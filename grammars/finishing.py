@@ -36,11 +36,13 @@ from guided_smc.vocabulary import Vocabulary
 _ROOM = 16
 """Tokens beyond twice a known completion: with less room, every token is looked at."""
 
-_PULL = {0: 1e-3, 1: 1e-2, 2: 0.05, 3: 0.2}
-"""By tokens to spare beside the known completion: how much less often the tokens are proposed that
-do not begin like it. The weights make up for it."""
+_PULL = 1e-3
+"""How much less often the tokens are proposed that do not begin like the known completion, where
+the model's favourite no longer fits. The weights make up for it."""
 
 _MAX_REJECTED = 200
+
+_REMEDY = "raise max_tokens, which is so near that nearly nothing fits"
 
 
 @runtime_checkable
@@ -261,6 +263,7 @@ class Searching:
         self._search = search
         self._max_tokens = max_tokens
         self.max_rejected = _MAX_REJECTED if self._asked is None else self._asked.max_rejected
+        self.remedy = _REMEDY if self._asked is None else self._asked.remedy
 
     def start(self) -> Outlook:
         """The state before the first token."""
@@ -295,10 +298,9 @@ class Searching:
         if not self._near(state):
             return None
         assert state.plan is not None
-        share = _PULL.get(state.left - state.plan.tokens)
-        if share is None or not state.plan.data:
+        if not state.plan.data:
             return None
-        return self._search.own.by_first_byte[state.plan.data[0]], share
+        return self._search.own.by_first_byte[state.plan.data[0]], _PULL
 
     def _near(self, state: Outlook) -> bool:
         """Whether the room is scarce, by a plan that fits. Brings the plan up to date."""

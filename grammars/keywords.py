@@ -189,8 +189,10 @@ class Schema:
                     path = self.path(child)
                     raise ConstraintError(f"{path}: bad $id: {error}", path=path) from error
                 stack.append((child, inside))
+            if "$dynamicRef" in node:
+                self._look_up(node, resolver, "$dynamicRef")  # it has to lead somewhere
             if "$ref" in node:
-                found = self._look_up(node, resolver)
+                found = self._look_up(node, resolver, "$ref")
                 if not re.fullmatch(r"#(/(\$defs|definitions)/[^/]+)?", node["$ref"]):
                     # It may stand where the metaschema sees no schema, and so did not look.
                     self._check(found.contents, self.path(found.contents))
@@ -199,23 +201,23 @@ class Schema:
         if self._dropped:
             self._rescue()
 
-    def _look_up(self, node: dict[str, Any], resolver: Any) -> Any:
-        """What the `$ref` of a schema leads to, with a resolver for what is inside it."""
+    def _look_up(self, node: dict[str, Any], resolver: Any, keyword: str) -> Any:
+        """What the reference of a schema leads to, with a resolver for what is inside it."""
         unresolvable = (referencing.exceptions.Unresolvable, ValueError, AttributeError)
         try:
-            found = resolver.lookup(node["$ref"])
+            found = resolver.lookup(node[keyword])
         except unresolvable:
-            for owner, keyword, value in self._dropped:
-                owner[keyword] = value
+            for owner, dropped, value in self._dropped:
+                owner[dropped] = value
             try:
-                found = resolver.lookup(node["$ref"])
+                found = resolver.lookup(node[keyword])
             except unresolvable as error:
-                raise self._bad_reference(node) from error
+                raise self._bad_reference(node, keyword) from error
             finally:
-                for owner, keyword, _ in self._dropped:
-                    del owner[keyword]
+                for owner, dropped, _ in self._dropped:
+                    del owner[dropped]
         if not isinstance(found.contents, dict | bool):
-            raise self._bad_reference(node)
+            raise self._bad_reference(node, keyword)
         return found
 
     def _rescue(self) -> None:
@@ -236,8 +238,10 @@ class Schema:
             if isinstance(meant, dict) and (id(node) in gone or id(meant) in gone):
                 node["$ref"] = self.reference(meant)
 
-    def _bad_reference(self, node: dict[str, Any]) -> ConstraintError:
-        path, reference = self.path(node, "$ref"), str(node["$ref"])
+    def _bad_reference(self, node: dict[str, Any], keyword: str) -> ConstraintError:
+        path, reference = self.path(node, keyword), node[keyword]
+        if not isinstance(reference, str):
+            return ConstraintError(f"{path}: a reference is a text, got {reference!r}", path=path)
         if reference.startswith("#"):
             return ConstraintError(
                 f"{path}: {reference!r} leads to no schema in this document", path=path
@@ -245,7 +249,7 @@ class Schema:
         return UnsupportedConstraintError(
             f"{path}: {reference!r} is outside this document, and nothing is fetched; put the "
             'schema under "$defs" and refer to it as "#/$defs/..."',
-            keyword="$ref",
+            keyword=keyword,
             path=path,
         )
 

@@ -120,6 +120,20 @@ def regular(parsed: Parsed, *, whole: bool = True) -> str:
     )
 
 
+def covering(parsed: Parsed) -> str:
+    """A larger language, in the part of Rust's dialect that means the same.
+
+    What is not regular allows whatever it might: lookaround and word boundaries everything, a
+    backreference all that its group matches.
+
+    Raises:
+        ConstraintError: It has a class without characters, or is nested too deeply.
+    """
+    return _within_depth(
+        parsed, lambda: _Covering(parsed).sequence(parsed.items, parsed.flags, True, True)
+    )
+
+
 def spelt(parsed: Parsed) -> str:
     """The same pattern for the `regex` package, where only explicit classes are left.
 
@@ -233,6 +247,40 @@ class _Regular:
             return _character(ranges[0][0])
         parts = (_character(a) if a == b else f"{_character(a)}-{_character(b)}" for a, b in ranges)
         return f"[{''.join(parts)}]"
+
+
+class _Covering(_Regular):
+    """Writes a regular language that holds that of any pattern."""
+
+    def __init__(self, parsed: Parsed) -> None:
+        super().__init__(parsed)
+        self._groups: dict[int, str] = {}
+
+    def _item(self, item: Any, flags: int, first: bool, last: bool) -> str:
+        op, argument = item
+        match op.name:
+            case "AT" | "ASSERT" | "ASSERT_NOT" | "FAILURE":
+                return ""
+            case "SUBPATTERN":
+                written = super()._item(item, flags, first, last)
+                if argument[0] is not None:
+                    self._groups[argument[0]] = written
+                return written
+            case "ATOMIC_GROUP":
+                return f"(?:{self.sequence(list(argument), flags, False, False)})"
+            case "POSSESSIVE_REPEAT":
+                low, high, inside = argument
+                body = self.sequence(list(inside), flags, False, False)
+                return f"(?:{body}){{{low},{_count(high)}}}"
+            case "GROUPREF" | "GROUPREF_IGNORE" if argument in self._groups:
+                return self._groups[argument]
+            case "GROUPREF" | "GROUPREF_IGNORE":
+                return f"{self._class(((0, _LAST),))}{{0,}}"
+            case "GROUPREF_EXISTS":
+                _, yes, no = argument
+                ways = [self.sequence(list(w or []), flags, False, False) for w in (yes, no)]
+                return f"(?:{'|'.join(ways)})"
+        return super()._item(item, flags, first, last)
 
 
 _SOME = r"[\s\S]"

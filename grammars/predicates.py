@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from guided_smc.errors import OptionError, PotentialError
-from guided_smc.potentials import Constraint
+from guided_smc.potentials import CompiledConstraint, Constraint
 from guided_smc.vocabulary import Vocabulary
 
 MAX_REJECTED = 2000
@@ -67,7 +67,7 @@ class PrefixConstraint(Constraint):
         """
         return True
 
-    def compile(self, vocabulary: Vocabulary) -> CompiledPrefixes:
+    def compile(self, vocabulary: Vocabulary) -> CompiledConstraint:
         """Bind to a vocabulary."""
         return CompiledPrefixes(self, vocabulary)
 
@@ -77,6 +77,7 @@ class CompiledPrefixes:
 
     def __init__(self, constraint: PrefixConstraint, vocabulary: Vocabulary) -> None:
         self.max_rejected = constraint.max_rejected
+        self.remedy = "raise the constraint's max_rejected"
         self.begin = constraint.begin
         self.extend = lru_cache(_REMEMBERED)(constraint.extend)
         self.complete = lru_cache(_REMEMBERED)(constraint.complete)

@@ -32,9 +32,10 @@ from guided_smc.grammars.matching import (
     check_size,
 )
 from guided_smc.grammars.partial_regex import PartialRegex, tells_kinds_apart
-from guided_smc.grammars.patterns import NotAPattern, parse, regular, spelt
+from guided_smc.grammars.patterns import NotAPattern, Parsed, covering, parse, regular, spelt
 from guided_smc.grammars.pieces import pieces
 from guided_smc.grammars.worker import compiled_in_worker
+from guided_smc.potentials import CompiledConstraint, intersected
 from guided_smc.vocabulary import Vocabulary
 
 RegexEngine = Literal["auto", "llguidance", "partial"]
@@ -137,6 +138,9 @@ class Regex(Grammar):
 class _PythonPartial(PartialRegex):
     """A pattern of Python's, judged by the `regex` package on prefixes.
 
+    What that lets pass where it would have to look behind the end of the text, as everything under
+    a lookahead, a mask still refuses if no regular part of the pattern allows it.
+
     Args:
         pattern: As it was given.
         flags: Of `re`.
@@ -148,6 +152,33 @@ class _PythonPartial(PartialRegex):
         self.pattern = pattern
         self.name = f"regex {shorten(repr(pattern), 60)}"
         self._by_kind = tells_kinds_apart(pattern, flags)
+        self._cover = _covered(parse(pattern, flags), self.name)
+        self._both: WeakKeyDictionary[Vocabulary, CompiledConstraint] = WeakKeyDictionary()
+
+    def compile(self, vocabulary: Vocabulary) -> CompiledConstraint:
+        """Bind to a vocabulary; done once for each."""
+        if vocabulary not in self._both:
+            asked = super().compile(vocabulary)
+            self._both[vocabulary] = (
+                asked
+                if self._cover is None
+                else intersected([self._cover.compile(vocabulary), asked])
+            )
+        return self._both[vocabulary]
+
+
+def _covered(parsed: Parsed, name: str) -> Grammar | None:
+    """Texts that the regular parts of a pattern allow; None where llguidance cannot say."""
+    try:
+        source = covering(parsed)
+        start = f"/{source}/" if source else '""'
+        return Grammar(
+            f"{EXACT_MASKS}start: {start}\n",
+            name=name,
+            limits=Limits(),
+        )
+    except ConstraintError:
+        return None
 
 
 def _partial(

@@ -386,7 +386,7 @@ class Population(Generic[T]):
                 f"{len(self.given_up)} draw(s) gave up after {self.unmasked.max_rejected} tokens "
                 f"that the constraint refused, with up to {max(self.given_up):.2g} of the "
                 "probability untried: what they did not find counts as impossible, and "
-                "log_evidence may be too low; raise the constraint's max_rejected"
+                f"log_evidence may be too low; {self.unmasked.remedy}"
             )
             return (*request.warnings, found)
         free = request.constraint is None and not request.potentials and self.options.power == 1.0

@@ -144,9 +144,11 @@ class Unmasked(CompiledConstraint, Protocol):
 
     Attributes:
         max_rejected: Tokens that one draw tries in vain before the particle is given up.
+        remedy: What users can do when that happens.
     """
 
     max_rejected: int
+    remedy: str
 
     def judges(self, state: Any) -> bool:
         """Whether `viable` may refuse what the mask of a state lets through.
@@ -248,9 +250,7 @@ class Intersection(Constraint):
 
     def compile(self, vocabulary: Vocabulary) -> CompiledConstraint:
         """Compile every part."""
-        parts = [c.compile(vocabulary) for c in self.constraints]
-        unmasked = [i for i, part in enumerate(parts) if isinstance(part, Unmasked)]
-        return _UnmaskedIntersection(parts, unmasked) if unmasked else _CompiledIntersection(parts)
+        return intersected([c.compile(vocabulary) for c in self.constraints])
 
     def check(self) -> Potential | None:
         """The checks of all parts."""
@@ -268,6 +268,12 @@ class Intersection(Constraint):
     def value_key(self, text: str) -> Hashable:
         """The key of the first constraint."""
         return self.constraints[0].value_key(text)
+
+
+def intersected(parts: list[CompiledConstraint]) -> CompiledConstraint:
+    """The intersection of constraints that are bound to one vocabulary."""
+    unmasked = [i for i, part in enumerate(parts) if isinstance(part, Unmasked)]
+    return _UnmaskedIntersection(parts, unmasked) if unmasked else _CompiledIntersection(parts)
 
 
 class _CompiledIntersection:
@@ -292,6 +298,7 @@ class _UnmaskedIntersection(_CompiledIntersection):
         super().__init__(parts)
         self.unmasked = [(i, part) for i in unmasked if isinstance(part := parts[i], Unmasked)]
         self.max_rejected = min(part.max_rejected for _, part in self.unmasked)
+        self.remedy = self.unmasked[0][1].remedy
 
     def judges(self, state: _IntersectionState) -> bool:
         return any(part.judges(state.states[i]) for i, part in self.unmasked)

@@ -38,7 +38,7 @@ from rich.table import Table
 
 import guided_smc
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
-from guided_smc.grammars import JsonSchema
+from guided_smc.grammars import JsonSchema, Limits
 from guided_smc.grammars.keywords import Schema
 from guided_smc.grammars.validating import Checker, _of_item, _of_property
 from guided_smc.potentials import Completion
@@ -144,7 +144,7 @@ def spellings(data: Any) -> Iterator[str]:
 def in_order(data: Any, schema: Any) -> Any:
     """A value with its properties in the schema's order, and whole numbers without a fraction."""
     checked = Schema(json.loads(json.dumps(schema)))
-    checker = Checker(checked, set())
+    checker = Checker(checked, set(), Limits().max_check_steps)
 
     def spread(nodes: list[Any], value: Any) -> list[dict[str, Any]]:
         """Schemas with those that they apply to the same value, in the order of the text."""
@@ -159,7 +159,7 @@ def in_order(data: Any, schema: Any) -> Any:
                     visit(checked.targets.get(id(node)))
                 elif keyword in ("allOf", "anyOf", "oneOf"):
                     for each in part:
-                        if keyword == "allOf" or checker._holds(each, value):
+                        if keyword == "allOf" or checker.holds(each, value):
                             visit(each)
                 elif keyword in ("if", "then", "else"):
                     visit(part)

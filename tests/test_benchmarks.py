@@ -178,6 +178,16 @@ def test_quality_numbers_agree(tmp_path):
 
 
 @pytest.mark.model
+def test_finishing_in_time_returns_what_the_cap_would_lose(tmp_path):
+    results, said = run_quick("finishing.py", tmp_path / "finishing.json")
+    assert "answers within the cap" in said
+    for cell in results["cells"].values():
+        assert cell["with"]["returned"] == cell["with"]["answers"]
+        assert cell["with"]["returned"] >= cell["without"]["returned"]
+        assert cell["with"]["particles_lost"] == 0
+
+
+@pytest.mark.model
 def test_distortion_numbers_agree(tmp_path):
     results, said = run_quick("distortion.py", tmp_path / "distortion.json")
     cases = results["cases"]

@@ -554,7 +554,7 @@ def test_a_text_may_be_long():
         ({"power": 1e-50}, "power"),
         ({"potential": ANYTHING, "stop": "a"}, "stop strings"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_nothing_is_accepted_and_ignored(settings, message):
     with pytest.raises(OptionError, match=message):

@@ -493,3 +493,15 @@ def test_the_given_schema_is_neither_changed_nor_shared():
     constraint = json_schema(schema)
     schema["type"] = "integer"
     assert constraint.schema == {"type": "string", "format": "date", "not": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"$dynamicRef": "#n"}, "'#n' leads to no schema in this document"),
+        ({"items": {"$ref": 5}}, r"\$\.items\.\$ref: a reference is a text, got 5"),
+    ],
+)
+def test_references_to_nothing_are_refused_at_once(schema, message):
+    with pytest.raises(ConstraintError, match=message):
+        json_schema(schema)

@@ -163,7 +163,7 @@ READ: dict[Any, tuple[list[tuple[str, Any]], list[str]]] = {
 @pytest.mark.parametrize(
     "output_type, texts, refused",
     [(t, texts, refused) for t, (texts, refused) in READ.items()],
-    ids=[str(t)[:40] for t in READ],
+    ids=[re.sub(r" at 0x\w+", "", str(t))[:40] for t in READ],
 )
 def test_a_type_admits_its_texts_and_reads_their_values(output_type, texts, refused):
     constraint = from_output_type(output_type)

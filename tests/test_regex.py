@@ -285,3 +285,33 @@ def test_the_posterior_under_a_pattern_is_exact(block_size):
     for text, mass in truth.items():
         assert found.get(text, 0.0) == pytest.approx(mass, abs=0.03 * total)
     assert torch.tensor(list(found.values())).sum() == pytest.approx(total, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "dies_at"),
+    [
+        (r"(?=.*\d)[a-z0-9]{4,8}", "THIS", 0),
+        (r"(?=.*\d)[a-z0-9]{4,8}", "abcdefghi", 8),
+        (r"(?=.*7)\d{3}", "I'm", 0),
+        (r"\bsea\b.*", "bee", 0),
+        (r"(?>ab|a)c(?!d)[x-z]", "abcw", 3),
+        (r"([ab]+)-\1", "ab-c", 3),
+        (r"(a)?b(?(1)c|d)", "be", 1),
+    ],
+)
+def test_the_regular_parts_of_a_pattern_are_a_mask_whatever_looks_ahead(pattern, text, dies_at):
+    constraint = regex(pattern)
+    assert constraint.engine == "partial"
+    state = constraint.compile(VOCABULARY).start()
+    for byte in text[:dies_at].encode():
+        assert masks(constraint, [state])[0][byte]
+        assert state.advance(byte)
+    assert not masks(constraint, [state])[0][ord(text[dies_at])]
+
+
+def test_the_mask_of_a_pattern_that_looks_ahead_holds_all_its_matches():
+    draw = random.Random(0)
+    for pattern in (r"(?=.*b)[ab]{1,4}", r"(a|b)\1?(?<!bb)", r"(?>a+|b)a?", r"\Ba\B|\b[ab]\b"):
+        constraint = regex(pattern)
+        for text in {"".join(draw.choices("ab", k=draw.randrange(5))) for _ in range(60)}:
+            assert accepts(constraint, text) == (re.fullmatch(pattern, text) is not None), text

@@ -47,6 +47,7 @@ class _Asked:
     def __init__(self, compiled, max_rejected) -> None:
         self.compiled = compiled
         self.max_rejected = max_rejected
+        self.remedy = "raise the constraint's max_rejected"
         self.start = compiled.start
 
     def fill_masks(self, states, bitmask) -> None:
