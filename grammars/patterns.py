@@ -64,6 +64,9 @@ _LAST = sys.maxunicode
 _SURROGATES = (0xD800, 0xDFFF)  # no characters: no text holds them
 
 
+_AT_BEGINNING, _AT_END = _parser.AT_BEGINNING, _parser.AT_END
+
+
 class NotAPattern(ConstraintError):
     """Python's parser refuses a pattern."""
 
@@ -132,6 +135,19 @@ def covering(parsed: Parsed) -> str:
     return _within_depth(
         parsed, lambda: _Covering(parsed).sequence(parsed.items, parsed.flags, True, True)
     )
+
+
+def found_by(pattern: str) -> str:
+    """A larger language than the texts in which a pattern is found, to be searched for as well.
+
+    Raises:
+        ConstraintError: As `covering`, or it is no pattern of Python's.
+    """
+    parsed = parse(pattern)
+    ends = [(op.name, argument) for op, argument in (*parsed.items[:1], *parsed.items[-1:])]
+    begins = ends and ends[0] == ("AT", _AT_BEGINNING)
+    stops = ends and ends[1] == ("AT", _AT_END)
+    return f"{'^' if begins else ''}(?:{covering(parsed)}){'$' if stops else ''}"
 
 
 def spelt(parsed: Parsed) -> str:

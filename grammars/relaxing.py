@@ -17,8 +17,10 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from guided_smc.errors import ConstraintError
 from guided_smc.grammars import formats, numbers
 from guided_smc.grammars.keywords import Node, Schema, types_of
+from guided_smc.grammars.patterns import found_by
 from guided_smc.grammars.regexes import portable
 
 _MOST_REMAINDERS = 20_000
@@ -96,6 +98,7 @@ class Superset:
         self._schema = schema
         self._attempt = attempt
         self._given_up: dict[int, set[str]] = {}
+        self._covers: dict[str, str | None] = {}
         self._recursive = _recursive(schema)
         self._too_many_remainders = _too_many_remainders(schema)
         while True:
@@ -118,6 +121,18 @@ class Superset:
             if self._mark(culprits or suspects):
                 return True
         return any(self._mark(list(self._suspects(keywords))) for keywords in _LAST_RESORTS)
+
+    def _cover(self, pattern: str) -> str | None:
+        """What the regular parts of a pattern allow, if llguidance can take that."""
+        if pattern not in self._covers:
+            try:
+                cover = found_by(portable(pattern))
+            except ConstraintError:
+                cover = None
+            if cover is not None and self._attempt({"type": "string", "pattern": cover}):
+                cover = None
+            self._covers[pattern] = cover
+        return self._covers[pattern]
 
     def _suspects(self, keywords: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], str]]:
         for node in self._schema.reached:
@@ -220,6 +235,8 @@ class Superset:
             if keyword in given_up:
                 self._loosen(source, keyword)
                 self._loosen_inside(value)
+                if keyword == "pattern" and (cover := self._cover(value)) is not None:
+                    out["pattern"] = cover
             elif keyword in _DROPPED:
                 if not _says_nothing(node, keyword):
                     self._loosen(source, keyword)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from languages import CONTROL, END, INTEGER, VOCABULARY, WORDS, after, closed, masks
+from languages import CONTROL, END, INTEGER, VOCABULARY, WORDS, accepts, after, closed, masks
 
 from guided_smc.grammars import json_schema
 from guided_smc.potentials import Completion
@@ -216,3 +216,15 @@ def test_a_constraint_is_compiled_once_for_a_vocabulary_and_does_not_keep_it_ali
     del vocabulary, compiled
     gc.collect()
     assert alive() is None
+
+
+def test_a_pattern_that_looks_ahead_keeps_the_mask_of_its_regular_parts():
+    constraint = json_schema({"type": "string", "pattern": "^(?=.*[0-9])[a-z0-9]{4,8}$"})
+    assert [relaxed.keyword for relaxed in constraint.relaxed] == ["pattern"]
+    state, viable = after(constraint, b'"ab')
+    mask = masks(constraint, [state])[0]
+    assert viable and mask[ord("1")] and not mask[ord("A")] and not mask[ord('"')]
+    assert accepts(constraint, '"abc1"')
+    assert not accepts(constraint, '"abcd"') and not accepts(constraint, '"abcdefgh1"')
+    found = json_schema({"type": "string", "pattern": "a(?!b)"})  # anywhere in the text
+    assert accepts(found, '"xxay"') and not accepts(found, '"xxab"')
