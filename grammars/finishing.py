@@ -302,6 +302,21 @@ class Searching:
             return None
         return self._search.own.by_first_byte[state.plan.data[0]], _PULL
 
+    def known(self, state: Outlook) -> list[int]:
+        """The tokens by which the known completion may begin, in time."""
+        if self._asked is not None or not self._near(state):
+            return []
+        assert state.plan is not None
+        own, data = self._search.own, state.plan.data
+        return [
+            token
+            for n in range(1, min(len(data), own.longest) + 1)
+            if data[:n] in own.ids
+            and (rest := own.fewest(data[n:])) is not None
+            and rest < state.left
+            for token in own.ids[data[:n]]
+        ]
+
     def _near(self, state: Outlook) -> bool:
         """Whether the room is scarce, by a plan that fits. Brings the plan up to date."""
         spent = state.planned - state.left

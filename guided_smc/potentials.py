@@ -172,6 +172,9 @@ class Pulling(Unmasked, Protocol):
         proposed less often; None to propose as the model does. The weights make up for it.
         """
 
+    def known(self, state: Any) -> Sequence[int]:
+        """Tokens that are viable for sure, so that a draw that gives up has something to take."""
+
 
 class Constraint(Potential):
     """`Ψ = 1[x ∈ L]`, `ψ = 1[some member of L begins with the prefix]`."""

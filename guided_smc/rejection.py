@@ -276,11 +276,12 @@ def _draw_for(
 ) -> Draw:
     constraint, state = population.unmasked, population.states[slot]
     assert constraint is not None
+    known = constraint.known(state) if isinstance(constraint, Pulling) else ()
     found = draw_viable(
         weights,
         lambda token: constraint.viable(state, token),
         rng,
-        free=population.vocabulary.eos_ids,
+        free=(*population.vocabulary.eos_ids, *known),
         max_rejected=constraint.max_rejected,
     )
     population.usage.constraint_calls += found.calls
