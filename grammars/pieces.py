@@ -57,15 +57,7 @@ class Pieces:
 
     def _fewest(self, text: bytes) -> int | None:
         """The fewest tokens that spell a text; None if none do."""
-        best: list[int | None] = [0]
-        for end in range(1, len(text) + 1):
-            ways = [
-                before + 1
-                for start in range(max(0, end - self.longest), end)
-                if (before := best[start]) is not None and text[start:end] in self.ids
-            ]
-            best.append(min(ways, default=None))
-        return best[-1]
+        return self.fewest_from(text)[0]
 
     def fewest_from(self, text: bytes) -> list[int | None]:
         """The fewest tokens that spell what is left of a text, for each place in it.
