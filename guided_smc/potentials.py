@@ -16,13 +16,15 @@ also intersect: `a & b` is a constraint again.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from guided_smc.errors import PotentialError
 from guided_smc.vocabulary import Vocabulary
 
 
@@ -37,6 +39,8 @@ class Completion:
             character that is only begun.
         finished: Whether the text is complete.
         vocabulary: The model's tokens.
+        columns: What else belongs to the prompt, by name, such as a reference answer.
+        max_tokens: The length cap of the run.
     """
 
     prompt: Any
@@ -44,6 +48,8 @@ class Completion:
     text: str
     finished: bool
     vocabulary: Vocabulary = field(repr=False, compare=False)
+    columns: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    max_tokens: int | None = field(default=None, repr=False, compare=False)
 
 
 class Potential(ABC):
@@ -99,6 +105,76 @@ class Product(Potential):
         """Sum of the factors' prefix scores."""
         columns = [f.log_prefix(completions) for f in self._factors]
         return [sum(row) for row in zip(*columns, strict=True)]
+
+
+class Tilt(Potential):
+    """`Ψ = exp(β·R(x))`: a score with a value R of its own, which results report.
+
+    Attributes:
+        beta: β of finished texts, finite.
+        adaptive: Whether the engine chooses β of unfinished texts, from 0 up to `beta`: as large as
+            leaves enough particles that count. If not, it is `prefix_beta`.
+        bounds: Least and largest R, where they are known.
+    """
+
+    beta: float = 1.0
+    adaptive: bool = False
+    bounds: tuple[float, float] | None = None
+
+    @abstractmethod
+    def rewards(self, completions: Sequence[Completion]) -> Sequence[float]:
+        """R of finished texts, one float each. −inf makes the weight 0 (with β > 0).
+
+        Raises:
+            PotentialError: R cannot be had.
+        """
+
+    def prefix_rewards(self, completions: Sequence[Completion]) -> Sequence[float]:
+        """What can be said of R of unfinished texts; 0 where that is nothing.
+
+        With `scores_prefixes` False the engine does not ask. Errors as in `rewards`.
+        """
+        return [0.0] * len(completions)
+
+    @property
+    def scores_prefixes(self) -> bool:
+        """Whether `prefix_rewards` says anything."""
+        return type(self).prefix_rewards is not Tilt.prefix_rewards
+
+    def prefix_beta(self, completion: Completion) -> float:
+        """β of an unfinished text. The finished weight has `beta`, whatever this was."""
+        return self.beta
+
+    def log_complete(self, completions: Sequence[Completion]) -> Sequence[float]:
+        """`β·R(x)`. Errors as in `rewards`, also where that is NaN or +inf."""
+        rewards = self.rewards(completions)
+        return [self.weigh(r, c, self.beta) for r, c in zip(rewards, completions, strict=True)]
+
+    def log_prefix(self, completions: Sequence[Completion]) -> Sequence[float]:
+        """`β_t·R` of the texts so far. Errors as in `log_complete`."""
+        if not self.scores_prefixes:
+            return [0.0] * len(completions)
+        rewards = self.prefix_rewards(completions)
+        return [
+            self.weigh(r, c, self.prefix_beta(c)) for r, c in zip(rewards, completions, strict=True)
+        ]
+
+    def weigh(self, reward: float, completion: Completion, beta: float) -> float:
+        """`beta · reward`, where 0 · (−inf) is 0.
+
+        Raises:
+            PotentialError: That is NaN or +inf.
+        """
+        log_weight = 0.0 if beta == 0 and not math.isnan(reward) else beta * reward
+        if math.isnan(log_weight) or log_weight == math.inf:
+            what = "not a number" if math.isnan(reward) else f"and beta is {beta:g}: infinite"
+            raise PotentialError(
+                f"the reward {self.name!r} returned {reward!r}, {what}; given the text "
+                f"{completion.text[:200]!r}",
+                potential=self.name,
+                text=completion.text,
+            )
+        return log_weight
 
 
 class ConstraintState(Protocol):
