@@ -5,25 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, cast, overload
 
-from guided_smc import engine
+from guided_smc import engine, rewards
 from guided_smc.costs import CostModel, load_or_measure
 from guided_smc.errors import ModelError, OptionError, PromptError
 from guided_smc.grammars import from_output_type
 from guided_smc.grammars.finishing import within
 from guided_smc.models.base import LanguageModel
 from guided_smc.models.table import TableModel
-from guided_smc.options import Options, check_beta, make_options
+from guided_smc.options import Method, Options, make_options
 from guided_smc.population import Request
-from guided_smc.potentials import CompiledConstraint, Constraint, Intersection, Potential
+from guided_smc.potentials import CompiledConstraint, Constraint, Intersection, Potential, Tilt
 from guided_smc.results import ErrorEvent, Event, Result, ResultEvent, T
-from guided_smc.rewards import reward as make_reward
 
 Message: TypeAlias = dict[str, Any]
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
-Reward: TypeAlias = Callable[..., Any]
+Reward: TypeAlias = "Callable[..., Any] | rewards.Reward"
+RewardOn: TypeAlias = Literal["end", "step", "sentence", "line", "field"]
 
 DEFAULT_BLOCK_SIZE = 4
 
@@ -161,8 +161,9 @@ class LM:
         output_type: type[T] | Any = None,
         potential: Potential | None = None,
         reward: Reward | None = None,
-        beta: float = 1.0,
-        reward_on: Literal["end", "prefix"] = "end",
+        beta: float | None = None,
+        reward_on: RewardOn | None = None,
+        columns: Mapping[str, Any] | None = None,
         chat: bool | None = None,
         exact_seed: bool = False,
         options: Options | None = None,
@@ -179,9 +180,12 @@ class LM:
                 the arguments of a call; a JSON Schema (dict or JSON text); one of Outlines'
                 terms; or a `Constraint`: `json_schema`, `regex`, `choice`, `lark`, and `a & b`.
             potential: Scores and constraints to multiply in.
-            reward: A callable; shorthand for `rewards.reward(reward, beta=beta, on=reward_on)`.
-            beta: Of that reward.
-            reward_on: `"end"`, or `"prefix"` for a reward that can score unfinished texts.
+            reward: A callable, as `rewards.reward` takes it, or a reward of `guided_smc.rewards`.
+            beta: β of that reward, in place of its own: 1 unless it says otherwise.
+            reward_on: When it speaks, in place of its own: `"end"`, for finished texts only;
+                `"step"`, for unfinished ones at every step; `"sentence"`, `"line"` or `"field"`,
+                whenever one of those is closed.
+            columns: What else belongs to the prompt, by name: rewards may ask for it.
             chat: Whether a plain prompt is put into the model's chat template. None: if it has one.
             exact_seed: Use the seed as it is, whatever the index.
             options: To start from.
@@ -197,25 +201,23 @@ class LM:
                 f"potential must be a guided_smc.Potential, got {potential!r}; a function goes "
                 "into reward=, or becomes a potential by guided_smc.reward(function)"
             )
-        if isinstance(reward, Potential):
-            raise OptionError(
-                f"reward must be a function, and {reward.name!r} is a potential: pass it as "
-                "potential="
-            )
-        check_beta(beta)
-        if reward is None and (beta != 1.0 or reward_on != "end"):
+        own = {"beta": beta, "on": reward_on}
+        own = {name: value for name, value in own.items() if value is not None}
+        if reward is None and own:
             raise OptionError(
                 "beta and reward_on go with reward=; a potential has its own: "
                 "guided_smc.reward(function, beta=..., on=...)"
             )
+        tilt = None if reward is None else _as_tilt(reward, own)
         opts = self._fill_in(opts, index, exact_seed, warnings)
         factors = list(potential.factors()) if potential is not None else []
         output = from_output_type(output_type)
         constraints = [f for f in factors if isinstance(f, Constraint)]
         constraints = ([output] if output is not None else []) + constraints
         scores = [f for f in factors if not isinstance(f, Constraint)]
-        if reward is not None:
-            scores.append(make_reward(reward, beta=beta, on=reward_on))
+        if tilt is not None:
+            scores.append(tilt)
+        _check_method(opts.method, scores, constrained=bool(constraints))
         constraint: Constraint | None = None
         if constraints:
             constraint = constraints[0] if len(constraints) == 1 else Intersection(*constraints)
@@ -244,6 +246,7 @@ class LM:
             value_key=constraint.value_key if constraint else _identity,
             warnings=tuple(warnings),
             costs=self._costs_for(opts),
+            columns=dict(columns or {}),
         )
 
     def _fill_in(self, opts: Options, index: int, exact_seed: bool, warnings: list[str]) -> Options:
@@ -253,6 +256,12 @@ class LM:
         else:
             seed = opts.seed if exact_seed else derive_seed(opts.seed, index)
         block_size = opts.block_size
+        if opts.method != "smc":
+            if self.draft is not None and block_size is None:
+                warnings.append(
+                    f"no tokens were drafted: method={opts.method!r} draws from the target"
+                )
+            block_size = 0
         if block_size is None:
             block_size = DEFAULT_BLOCK_SIZE if self.draft is not None else 0
         elif block_size == "auto" and self.draft is None:
@@ -429,6 +438,29 @@ def derive_seed(seed: int, index: int) -> int:
         return seed
     digest = hashlib.blake2b(f"{seed},{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def _as_tilt(reward: Any, own: dict[str, Any]) -> Tilt:
+    """The potential of a callable or a reward, with its β and when it speaks set."""
+    if isinstance(reward, rewards.Reward):
+        return reward.with_(**own) if own else reward
+    if isinstance(reward, Potential):
+        raise OptionError(
+            f"reward must be a function or a reward, and {reward.name!r} is a potential: pass it "
+            "as potential="
+        )
+    return rewards.reward(reward, **own)
+
+
+def _check_method(method: Method, scores: Sequence[Potential], *, constrained: bool) -> None:
+    """Refuse a method that lacks what it chooses by."""
+    if method == "token_masking" and not constrained:
+        raise OptionError(
+            'method="token_masking" needs a constraint (output_type=, or a potential that is one)'
+        )
+    tilted = any(isinstance(score, Tilt) and score.beta != 0 for score in scores)
+    if method in ("best_of_n", "soft_best_of_n") and not tilted:
+        raise OptionError(f"method={method!r} needs a reward with a beta other than 0")
 
 
 def _refuse_index(settings: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ import torch
 
 from guided_smc.errors import GuidedSMCError, ModelError, PotentialError
 from guided_smc.models.base import FollowingModel, FollowingSession, LanguageModel, Session
+from guided_smc.outcome import result
 from guided_smc.population import Population, Request, Status
 from guided_smc.rejection import redraw
 from guided_smc.results import ErrorEvent, Event, ResultEvent, Step, StepEvent
@@ -152,7 +153,7 @@ class Engine:
             elif population.all_dead and population.may_restart():
                 self._waiting.appendleft(population)
             else:
-                events.append(ResultEvent(population.request.index, population.result()))
+                events.append(ResultEvent(population.request.index, result(population)))
         self._running = stay
         with self._timed("resample"):
             if index != list(range(len(rows))):

@@ -19,6 +19,7 @@ from guided_smc.errors import OptionError
 ResamplingScheme = Literal["systematic", "stratified", "multinomial", "residual"]
 Selection = Literal["sample", "best", "vote", "all"]
 BlockSize = int | Literal["auto"]
+Method = Literal["smc", "importance", "best_of_n", "soft_best_of_n", "token_masking"]
 
 GREEDY_TEMPERATURE = 1e-5
 """What a temperature of 0 is computed as: the limit, to float precision, with ties split."""
@@ -42,6 +43,11 @@ class Options(BaseModel):
         power: α of the power target `p^α`, from 0.001 to 1000.
         stop: Strings that end a text, not included in it. Not together with a constraint.
         seed: Of this request's generator, in `0..2**63-1`; None draws one, reported in the result.
+        method: `"smc"`, or what it is compared with. All draw N texts one by one without resampling
+            or drafting, and rewards speak at their ends only; every particle has its true weight
+            under the posterior, but the answer is chosen otherwise. `"importance"`: by the
+            weights. `"best_of_n"`: the largest reward. `"soft_best_of_n"`: a draw by
+            `exp(β·R)`. `"token_masking"`: any, with the constraint's masks and no more.
         n_particles: N; with `target_ess`, only to begin with.
         target_ess: At every resampling draw `N · target_ess / ESS` particles in place of N, so
             that about so many of them count: more where the weights disagree, fewer where they
@@ -51,6 +57,8 @@ class Options(BaseModel):
         block_size: K, tokens drafted before each verification; None is 4 with a draft, else 0.
             `"auto"` chooses it at each step, from what passes cost on this machine and from how
             well the draft has agreed with the target so far (see `guided_smc.adaptive`).
+        islands: M independent populations of N / M particles, combined by their evidence:
+            resampling cannot make all answers one.
         ess_threshold: Resample when ESS < threshold · N, in [0, 1].
         resampling: Scheme.
         draft_temperature: None is the temperature of the target divided by α, but at least 0.2: a
@@ -70,11 +78,13 @@ class Options(BaseModel):
     power: float = Field(1.0, ge=1e-3, le=1e3)
     stop: tuple[str, ...] = ()
     seed: int | None = Field(None, ge=0, lt=2**63)
+    method: Method = "smc"
     n_particles: int = Field(8, gt=0)
     target_ess: float | None = Field(None, gt=0)
     min_particles: int | None = Field(None, ge=2)
     max_particles: int | None = Field(None, ge=2)
     block_size: BlockSize | None = None
+    islands: int = Field(1, gt=0)
     ess_threshold: float = Field(0.5, ge=0, le=1)
     resampling: ResamplingScheme = "systematic"
     draft_temperature: float | None = Field(None, ge=0)
@@ -104,6 +114,29 @@ class Options(BaseModel):
         if any(not s for s in stop):
             raise ValueError("a stop string must not be empty")
         return stop
+
+    @model_validator(mode="after")
+    def _method_agrees(self) -> Options:
+        if self.method == "smc":
+            return self
+        for name in ("ess_threshold", "resampling", "target_ess", "islands"):
+            if name in self.model_fields_set and getattr(self, name) is not None:
+                raise ValueError(f"{name}: method={self.method!r} never resamples; leave it out")
+        if self.block_size not in (None, 0):
+            raise ValueError(
+                f"block_size: method={self.method!r} draws from the target, got {self.block_size!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _islands_agree(self) -> Options:
+        if self.n_particles % self.islands:
+            raise ValueError(
+                f"islands: must divide n_particles={self.n_particles} evenly, got {self.islands}"
+            )
+        if self.islands > 1 and self.target_ess is not None:
+            raise ValueError("islands: have fixed sizes, which target_ess does not; leave one out")
+        return self
 
     @model_validator(mode="after")
     def _particles_agree(self) -> Options:
@@ -146,7 +179,7 @@ def make_options(base: Options | None = None, **changes: Any) -> Options:
         raise OptionError(f"options must be guided_smc.Options, got {type(base).__name__}")
     # Numbers of numpy and scalars of torch are numbers.
     plain = {k: v.item() if getattr(v, "shape", None) == () else v for k, v in changes.items()}
-    values = {**(base.model_dump() if base else {}), **plain}
+    values = {**(base.model_dump(exclude_unset=True) if base else {}), **plain}
     try:
         return Options(**values)
     except ValidationError as error:

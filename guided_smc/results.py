@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal
 
 from typing_extensions import TypeVar
 
+from guided_smc.diagnostics import Diversity, Estimate, RewardEstimate
 from guided_smc.errors import IncompleteOutputError
 
 T = TypeVar("T", default=str)
@@ -26,11 +27,15 @@ class Particle:
         token_ids: Its tokens, without the end token.
         finish_reason: How it ended.
         log_weight: Since the last resampling; −inf for a dead particle.
-        weight: Normalised over the prompt's particles; all 0 if every particle is dead.
+            With islands, raised by what its island's evidence is above that of all.
+        weight: Normalised over the prompt's particles; all 0 if every particle is dead. Whatever
+            the method, it is that of the posterior.
+        share: How likely the method was to choose it as the answer; for SMC the weight.
         log_p: `Σ log p` under the target (temperature, top-p, ... applied; end token included).
         log_q: `Σ log q̃` under what it was really sampled from; under a constraint without masks
             with an unbiased estimate of q̃'s normaliser.
         log_potentials: Last score of each potential, by name.
+        rewards: R of each reward, by name, if the text was finished when it was asked.
         ancestors: Its slot at each step of its lineage, oldest first.
     """
 
@@ -39,9 +44,11 @@ class Particle:
     finish_reason: FinishReason
     log_weight: float
     weight: float
+    share: float
     log_p: float
     log_q: float
     log_potentials: dict[str, float]
+    rewards: dict[str, float]
     ancestors: tuple[int, ...]
 
 
@@ -55,7 +62,7 @@ class Step:
         live: Particles that were still growing when the step began.
         ess: Effective sample size of the weights before resampling, in [0, N]; 0 if all are dead.
         log_evidence: Running estimate after this step.
-        log_weights: `[N]`, before resampling.
+        log_weights: `[N]`, before resampling; with islands as in `Particle`.
         resampled: Whether the population was resampled.
         ancestors: `[N']`: slot that each particle continues (the identity if not resampled). N' is
             N, unless `target_ess` chose another number.
@@ -103,7 +110,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Weighted(Generic[T]):
-    """A distinct value among the particles, with the total weight of those that have it."""
+    """A distinct value among the particles, with the total share of those that have it."""
 
     value: T
     text: str
@@ -123,6 +130,12 @@ class Result(Generic[T]):
             unbiased. A run that may start again stops at the first start that survives, and
             averages over its starts: that is too large on average where starts often die.
             −inf if every particle died.
+        log_evidence_std_error: Of it, to first order; None where `Estimate` has none, and after a
+            restart.
+        kl: `KL(π‖p)` in nats: how far the posterior is from the model. What a reward, a constraint
+            and a power have changed, all together. None if every particle died.
+        rewards: What became of each reward, by name; empty if every particle died.
+        diversity: How many of the particles are different.
         particles: All N of them.
         selected: Indices into `particles`: one, or with `select="all"` one for each distinct
             value, heaviest first. Empty if every particle died.
@@ -139,6 +152,10 @@ class Result(Generic[T]):
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     log_evidence: float
+    log_evidence_std_error: float | None
+    kl: Estimate | None
+    rewards: dict[str, RewardEstimate]
+    diversity: Diversity
     particles: tuple[Particle, ...]
     selected: tuple[int, ...]
     steps: tuple[Step, ...]
@@ -177,7 +194,9 @@ class Result(Generic[T]):
 
     @property
     def values(self) -> list[Weighted[T]]:
-        """All distinct values among the particles of positive weight, heaviest first.
+        """All distinct values among the particles of positive share, heaviest first.
+
+        The shares are the method's: for SMC the weights.
 
         Raises:
             OutputValidationError: The output type refuses one of the texts.
@@ -185,9 +204,9 @@ class Result(Generic[T]):
         total: dict[Any, float] = {}
         text: dict[Any, str] = {}
         for p in self.particles:
-            if p.weight > 0:
+            if p.share > 0:
                 key = self._key(p.text)
-                total[key] = total.get(key, 0.0) + p.weight
+                total[key] = total.get(key, 0.0) + p.share
                 text.setdefault(key, p.text)
         ranked = sorted(total, key=lambda k: -total[k])
         return [Weighted(self._parse(text[k]), text[k], total[k]) for k in ranked]
@@ -196,6 +215,9 @@ class Result(Generic[T]):
         """Everything but the value, as plain data (infinities as floats)."""
         names = [f for f in self.__dataclass_fields__ if not f.startswith("_")]
         plain = {name: getattr(self, name) for name in names}
+        plain["kl"] = None if self.kl is None else asdict(self.kl)
+        plain["rewards"] = {name: asdict(r) for name, r in self.rewards.items()}
+        plain["diversity"] = asdict(self.diversity)
         plain["particles"] = [asdict(p) for p in self.particles]
         plain["steps"] = [asdict(s) for s in self.steps]
         plain["usage"] = asdict(self.usage)

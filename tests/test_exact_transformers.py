@@ -10,8 +10,8 @@ import functools
 import pytest
 import torch
 import transformers
+from exactness import assert_unbiased, member, score
 from support import VOCABULARY, Language, Score, exact, request, results
-from test_exact import assert_unbiased, member, score
 from test_transformers_models import plain_logits
 
 from guided_smc.costs import CostModel

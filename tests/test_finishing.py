@@ -7,9 +7,9 @@ from functools import cache
 
 import numpy as np
 import pytest
+from exactness import PROMPT, assert_unbiased
 from languages import masks_of
 from support import exact, request, results
-from test_exact import PROMPT, assert_unbiased
 
 from guided_smc import LM, ConstraintError, TableModel, Vocabulary
 from guided_smc.engine import Engine

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import lark
 import pytest
+from exactness import PROMPT, TARGET, assert_unbiased, runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lark.indenter import Indenter, PythonIndenter
 from support import exact
-from test_exact import PROMPT, TARGET, assert_unbiased, runs
 
 from guided_smc import ConstraintError, UnsupportedConstraintError
 from guided_smc.grammars import LarkText

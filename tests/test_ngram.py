@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from exactness import LANGUAGE, PROMPT, TARGET, assert_unbiased, member, runs
 from hypothesis import given
 from hypothesis import strategies as st
 from support import VOCABULARY, Language, exact
-from test_exact import LANGUAGE, PROMPT, TARGET, assert_unbiased, member, runs
 
 from guided_smc.models.ngram import NGramModel
 from guided_smc.vocabulary import Vocabulary

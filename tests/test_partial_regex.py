@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 import regex
+from exactness import PROMPT, TARGET, assert_unbiased, runs
 from support import exact
-from test_exact import PROMPT, TARGET, assert_unbiased, runs
 
 from guided_smc import ConstraintError, UnsupportedConstraintError
 from guided_smc.grammars import PartialRegex, partial_regex

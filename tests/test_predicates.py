@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from exactness import PROMPT, TARGET, assert_unbiased, member, runs
 from support import exact, request, results, unnormalised
-from test_exact import PROMPT, TARGET, assert_unbiased, member, runs
 
 import guided_smc
 from guided_smc import LM, OptionError, PotentialError, json_schema

@@ -1,0 +1,150 @@
+"""What a run says of itself: estimates with standard errors, and how far its answers are one.
+
+Particles that go back to one particle of the first step are a *family* ("Eve" is its first
+member). Families draw independently, and only resampling ties them; so the spread of what they
+contribute estimates the variance of a whole run, from that run alone: Chan & Lai, "A general theory
+of particle filters in hidden Markov models and some applications" (2013); Lee & Whiteley, "Variance
+estimation in the particle filter" (2018). Families of different islands are never tied.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from guided_smc.resampling import effective_sample_size
+
+FEWEST_FAMILIES = 2.0
+"""Effective number of families below which a run tells nothing of its own spread."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number from weighted particles.
+
+    Attributes:
+        value: The estimate.
+        std_error: Standard error, one σ; None where fewer than two families of particles count
+            (`Diversity.independent`): from one family there is nothing to compare. More particles,
+            or `islands`, help.
+    """
+
+    value: float
+    std_error: float | None
+
+
+@dataclass(frozen=True)
+class RewardEstimate:
+    """What became of one reward.
+
+    Attributes:
+        tilted: `E_π[R]`, under the posterior.
+        untilted: `E_p[R]`, without any reward but under the same constraint, from the same
+            particles by weights `exp(−Σ β·R)`. The stronger the tilt, the fewer of them count.
+        chosen: R of the answer.
+    """
+
+    tilted: Estimate
+    untilted: Estimate
+    chosen: float
+
+
+@dataclass(frozen=True)
+class Diversity:
+    """How many of the particles are different.
+
+    Attributes:
+        ancestors: For each step, the number of its particles that some final particle of positive
+            weight descends from.
+        independent: Effective number of independent answers: `1 / Σ ω²` over families, whose
+            weights are ω. Near 1, the run has seen one answer, however many particles it had.
+        distinct: Effective number of different texts: the same over texts.
+    """
+
+    ancestors: tuple[int, ...]
+    independent: float
+    distinct: float
+
+
+@dataclass(frozen=True)
+class Families:
+    """What families of particles weigh.
+
+    Attributes:
+        of: int64 `[N]`, the family of each particle: the slot that it began in.
+        luck: float64 `[families]`, weight that resampling has given to each by chance, in all. That
+            moves no estimate of the evidence, so it has to be taken out of its variance.
+    """
+
+    of: np.ndarray
+    luck: np.ndarray
+
+    def sums(self, weights: np.ndarray) -> np.ndarray:
+        """float64 `[families]`: totals of `weights` `[N]`; 0 for a family that has died out."""
+        return np.bincount(self.of, weights, len(self.luck))
+
+    def std_error(self, deviations: np.ndarray, weights: np.ndarray) -> float | None:
+        """Of an estimate, from what each family makes it deviate by, float64 `[families]`."""
+        if effective_sample_size(self.sums(weights)) < FEWEST_FAMILIES:
+            return None
+        n = len(deviations)
+        return math.sqrt(float(np.sum(deviations**2)) * n / (n - 1))
+
+
+def diversity(
+    weights: np.ndarray, families: Families, lineage: np.ndarray, texts: tuple[str, ...]
+) -> Diversity:
+    """From normalised weights `[N]`, `lineage` `[steps, N]` (slots of ancestors) and texts."""
+    alive = weights > 0
+    of_text = np.unique(np.asarray(texts, dtype=object), return_inverse=True)[1].ravel()
+    return Diversity(
+        ancestors=tuple(len(np.unique(slots[alive])) for slots in lineage),
+        independent=effective_sample_size(families.sums(weights)),
+        distinct=effective_sample_size(np.bincount(of_text, weights)),
+    )
+
+
+def mean(values: np.ndarray, weights: np.ndarray, families: Families) -> Estimate:
+    """`Σ W f`, with its standard error.
+
+    Args:
+        values: float64 `[N]`, f; any where the weight is 0.
+        weights: float64 `[N]`, summing to 1.
+        families: Of the particles.
+    """
+    counts = weights > 0
+    values = np.where(counts, values, 0.0)
+    value = float(weights @ values)
+    deviations = families.sums(weights * np.where(counts, values - value, 0.0))
+    return Estimate(value, families.std_error(deviations, weights))
+
+
+def divergence(
+    log_ratio: np.ndarray, log_evidence: float, weights: np.ndarray, families: Families
+) -> Estimate:
+    """`KL(π‖p) = E_π[log(π̃/p)] − log Z`, where `π = π̃ / Z`.
+
+    Args:
+        log_ratio: float64 `[N]`, `log π̃(x) − log p(x)`.
+        log_evidence: Estimate of log Z.
+        weights: As in `mean`.
+        families: As in `mean`.
+    """
+    counts = weights > 0
+    ratio = np.where(counts, log_ratio, 0.0)
+    value = float(weights @ ratio)
+    deviations = families.sums(weights * np.where(counts, ratio - value, 0.0))
+    deviations -= _evidence_deviations(weights, families)
+    return Estimate(value - log_evidence, families.std_error(deviations, weights))
+
+
+def log_evidence_error(weights: np.ndarray, families: Families) -> float | None:
+    """Standard error of log-evidence, to first order; None as in `Estimate`."""
+    return families.std_error(_evidence_deviations(weights, families), weights)
+
+
+def _evidence_deviations(weights: np.ndarray, families: Families) -> np.ndarray:
+    """float64 `[families]`: a family that weighs more than its share has raised the evidence."""
+    return families.sums(weights) - 1.0 / len(families.luck) - families.luck

@@ -1,0 +1,204 @@
+"""From a population at its end to the result: the answer, the estimates, the warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from guided_smc.diagnostics import (
+    FEWEST_FAMILIES,
+    Diversity,
+    Families,
+    RewardEstimate,
+    divergence,
+    diversity,
+    log_evidence_error,
+    mean,
+)
+from guided_smc.population import Population, Status
+from guided_smc.potentials import Potential, Tilt
+from guided_smc.resampling import normalise
+from guided_smc.results import FinishReason, Particle, Result, T
+
+_POOR_COVER = -2.0  # log-evidence of a run whose exact one is 0
+
+_REASONS: dict[int, FinishReason] = {
+    Status.LIVE: "failed",
+    Status.STOPPED: "stop",
+    Status.CUT: "length",
+    Status.DEAD: "failed",
+    Status.DEAD_AT_CAP: "length",
+}
+
+
+def result(population: Population[T]) -> Result[T]:
+    """Select the answer and report everything."""
+    request, scores = population.request, population.scores
+    log_w = population.comparable_log_w
+    weights = normalise(log_w)
+    shares = _shares(population, weights)
+    log_evidence = population.total_log_evidence - float(np.log(1 + population.restarts))
+    names = _unique_names(request.potentials)
+    lineage = population.lineage()
+    particles = tuple(
+        Particle(
+            text=population.text(s, True),
+            token_ids=population.token_ids(s),
+            finish_reason=_REASONS[int(population.status[s])],
+            log_weight=float(log_w[s]),
+            weight=float(weights[s]),
+            share=float(shares[s]),
+            log_p=float(population.log_p[s]),
+            log_q=float(population.log_q[s]),
+            log_potentials={n: float(scores.log_psi[s, i]) for i, n in enumerate(names)},
+            rewards={
+                n: float(scores.rewards[s, i])
+                for i, n in enumerate(names)
+                if not np.isnan(scores.rewards[s, i])
+            },
+            ancestors=tuple(lineage[:, s].tolist()),
+        )
+        for s in range(population.n)
+    )
+    selected = _select(population, shares, particles)
+    if selected:
+        best = selected[0]
+        finish_reason = particles[best].finish_reason
+    else:
+        best = int(np.argmax(population.last_finite_log_w))
+        at_cap = bool(np.any(population.status == Status.DEAD_AT_CAP))
+        finish_reason = "length" if at_cap else "failed"
+    families = Families(population.family, population.luck)
+    kl = rewards = log_evidence_std_error = None
+    if selected:
+        counts = weights > 0
+        log_p = np.where(counts, population.log_p, 0.0)
+        ratio = (population.options.power - 1.0) * log_p + scores.log_psi.sum(axis=1)
+        kl = divergence(ratio, population.total_log_evidence, weights, families)
+        rewards = _rewards(population, weights, families, best)
+        if not population.restarts:
+            log_evidence_std_error = log_evidence_error(weights, families)
+    spread = diversity(weights, families, lineage, tuple(p.text for p in particles))
+    return Result(
+        index=request.index,
+        text=particles[best].text,
+        token_ids=particles[best].token_ids,
+        finish_reason=finish_reason,
+        log_evidence=log_evidence,
+        log_evidence_std_error=log_evidence_std_error,
+        kl=kl,
+        rewards=rewards or {},
+        diversity=spread,
+        particles=particles,
+        selected=selected,
+        steps=tuple(population.steps),
+        usage=population.usage,
+        seed=request.seed,
+        restarts=population.restarts,
+        warnings=(*request.warnings, *_warnings(population, log_evidence, spread)),
+        _parse=request.parse,
+        _key=request.value_key,
+    )
+
+
+def _rewards(
+    population: Population[T],
+    weights: np.ndarray,
+    families: Families,
+    best: int,
+) -> dict[str, RewardEstimate]:
+    potentials, scores = population.request.potentials, population.scores
+    tilts = [i for i, p in enumerate(potentials) if isinstance(p, Tilt)]
+    counts = weights > 0
+    tilt = np.where(counts, scores.log_psi[:, tilts].sum(axis=1), 0.0)
+    untilted = normalise(np.where(counts, np.log(np.where(counts, weights, 1.0)) - tilt, -np.inf))
+    names = _unique_names(potentials)
+    found: dict[str, RewardEstimate] = {}
+    for i in tilts:
+        values = scores.rewards[:, i]
+        found[names[i]] = RewardEstimate(
+            tilted=mean(values, weights, families),
+            untilted=mean(values, untilted, families),
+            chosen=float(values[best]),
+        )
+    return found
+
+
+def _shares(population: Population[T], weights: np.ndarray) -> np.ndarray:
+    """float64 `[N]`: how likely the method makes each particle the answer; all 0 if all are dead.
+
+    SMC and importance sampling draw from the weights. The others do what they are known for, with
+    candidates of positive weight: they look at rewards alone, or at nothing.
+    """
+    alive = weights > 0
+    method = population.options.method
+    if method in ("smc", "importance") or not alive.any():
+        return weights
+    if method == "token_masking":
+        return alive / alive.sum()
+    potentials = population.request.potentials
+    tilts = [i for i, p in enumerate(potentials) if isinstance(p, Tilt)]
+    tilt = np.where(alive, population.scores.log_psi[:, tilts].sum(axis=1), -np.inf)
+    if method == "soft_best_of_n":
+        return normalise(tilt)
+    top = alive & (tilt == tilt.max())
+    return top / top.sum()
+
+
+def _select(
+    population: Population[T], shares: np.ndarray, particles: Sequence[Particle]
+) -> tuple[int, ...]:
+    if population.all_dead:
+        return ()
+    # Drawn whatever the way of selection, so that it does not change the particles' draws.
+    u = population.rng.random()
+    select = population.options.select
+    if select == "sample":
+        cdf = np.cumsum(shares)
+        drawn = int(np.searchsorted(cdf, u * cdf[-1], side="right"))
+        return (min(drawn, int(np.flatnonzero(shares)[-1])),)
+    if select == "best":
+        return (int(np.argmax(shares)),)
+    total: dict[Hashable, float] = {}
+    heaviest: dict[Hashable, int] = {}
+    for s in np.flatnonzero(shares).tolist():
+        key = population.request.value_key(particles[s].text)
+        total[key] = total.get(key, 0.0) + float(shares[s])
+        if key not in heaviest or shares[s] > shares[heaviest[key]]:
+            heaviest[key] = s
+    ranked = tuple(heaviest[k] for k in sorted(total, key=lambda k: -total[k]))
+    return ranked[:1] if select == "vote" else ranked
+
+
+def _warnings(population: Population[T], log_evidence: float, spread: Diversity) -> list[str]:
+    """What the outcome says."""
+    request, options = population.request, population.options
+    found: list[str] = []
+    if population.given_up and population.unmasked is not None:
+        found.append(
+            f"{len(population.given_up)} draw(s) gave up after {population.unmasked.max_rejected} "
+            "tokens that the constraint refused, with up to "
+            f"{max(population.given_up):.2g} of the probability untried: what they did not find "
+            f"counts as impossible, and log_evidence may be too low; {population.unmasked.remedy}"
+        )
+    free = request.constraint is None and not request.potentials and options.power == 1.0
+    if free and log_evidence < _POOR_COVER:
+        found.append(
+            f"log_evidence is {log_evidence:.1f} where 0 is exact: the draft hardly ever says "
+            "what the target would; lower block_size, raise n_particles, or use a closer draft"
+        )
+    tilted = any(isinstance(p, Tilt) and p.beta != 0 for p in request.potentials)
+    if tilted and options.n_particles > 1 and 0 < spread.independent < FEWEST_FAMILIES:
+        found.append(
+            f"the answers are {spread.independent:.1f} independent ones in effect: nearly all "
+            "particles go back to one, so this run cannot tell how far it is from the posterior; "
+            "raise n_particles, use islands, or lower beta or the reward's steering"
+        )
+    return found
+
+
+def _unique_names(potentials: Sequence[Potential]) -> list[str]:
+    """The potentials' names, numbered where two are the same."""
+    names = [p.name for p in potentials]
+    return [n if names.count(n) == 1 else f"{n} ({i})" for i, n in enumerate(names)]

@@ -1,0 +1,209 @@
+"""The potentials' scores of one prompt's particles, and what they add to the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from guided_smc.errors import PotentialError
+from guided_smc.potentials import Completion, Potential, Tilt
+from guided_smc.resampling import effective_sample_size, normalise
+
+_BISECTIONS = 30
+_LEFT = 0.5
+"""Share of the particles that an adaptive tilt leaves counting, unless the threshold of
+resampling is lower."""
+
+Complete = Callable[[int, bool], Completion]
+"""From a slot, and whether its text is finished, to what a potential is given."""
+
+
+class Scores:
+    """Present score of each of P potentials for each of N slots.
+
+    Args:
+        potentials: P of them.
+        n: N.
+        islands: M, how many populations of N / M slots in a row there are.
+        steer: Whether tilts score unfinished texts. If not, they speak at the end only.
+        ess_threshold: Of resampling: an adaptive tilt goes as far as makes it happen.
+
+    Attributes:
+        log_psi: float64 `[N, P]`; 0 to begin with.
+        rewards: float64 `[N, P]`, R of finished texts; NaN for other texts and potentials.
+        fractions: float64 `[M, P]`, how far an adaptive β has come, in [0, 1].
+    """
+
+    def __init__(
+        self,
+        potentials: Sequence[Potential],
+        n: int,
+        *,
+        islands: int,
+        steer: bool,
+        ess_threshold: float,
+    ) -> None:
+        self.potentials = potentials
+        self.islands = islands
+        self.steer = steer
+        self.left = min(ess_threshold, _LEFT)
+        self.log_psi = np.zeros((n, len(potentials)))
+        self.rewards = np.full((n, len(potentials)), np.nan)
+        self.fractions = np.zeros((islands, len(potentials)))
+
+    def follow(self, ancestors: np.ndarray) -> None:
+        """Each slot goes on with the scores of its ancestor."""
+        self.log_psi = self.log_psi[ancestors]
+        self.rewards = self.rewards[ancestors]
+
+    def update(
+        self, log_w: np.ndarray, growing: Sequence[int], ended: Sequence[int], completion: Complete
+    ) -> None:
+        """Score slots that have changed: `log w += log ψ(new) − log ψ(old)`, in place.
+
+        A finished text gets the complete score. Slots that reach weight 0 are not asked further.
+
+        Args:
+            log_w: float64 `[N]`.
+            growing: Slots whose texts are unfinished.
+            ended: Slots whose texts are finished now.
+            completion: Makes what a potential is given.
+
+        Raises:
+            PotentialError: A potential raised, or returned NaN, +inf or the wrong number.
+        """
+        for i, potential in enumerate(self.potentials):
+            tilt = potential if isinstance(potential, Tilt) else None
+            chosen = [s for s in ended if log_w[s] > -np.inf]
+            if chosen:
+                texts = [completion(s, True) for s in chosen]
+                if tilt is not None:
+                    rewards = _ask(tilt, tilt.rewards, texts)
+                    self.rewards[chosen, i] = rewards
+                    new = _weights(tilt, rewards, texts, [tilt.beta] * len(texts))
+                else:
+                    new = _log_scores(potential, potential.log_complete, texts)
+                self._set(log_w, chosen, i, new)
+            chosen = [s for s in growing if log_w[s] > -np.inf]
+            if not chosen or not potential.scores_prefixes or (tilt and not self.steer):
+                continue
+            texts = [completion(s, False) for s in chosen]
+            if tilt is None:
+                new = _log_scores(potential, potential.log_prefix, texts)
+            else:
+                rewards = _ask(tilt, tilt.prefix_rewards, texts)
+                if tilt.adaptive:
+                    betas = self._adapt(log_w, chosen, i, tilt, rewards, texts)
+                else:
+                    betas = [tilt.prefix_beta(text) for text in texts]
+                new = _weights(tilt, rewards, texts, betas)
+            self._set(log_w, chosen, i, new)
+
+    def _set(self, log_w: np.ndarray, slots: list[int], i: int, new: np.ndarray) -> None:
+        log_w[slots] += new - self.log_psi[slots, i]
+        self.log_psi[slots, i] = new
+
+    def _adapt(
+        self,
+        log_w: np.ndarray,
+        slots: list[int],
+        i: int,
+        tilt: Tilt,
+        rewards: np.ndarray,
+        texts: list[Completion],
+    ) -> list[float]:
+        """β of each text: in each island as far on the way to `tilt.beta` as lets the ESS fall to
+        where particles are resampled, and never back.
+
+        The choice may look at all particles, since each remembers the score that it was given.
+        Del Moral, Doucet & Jasra, "An adaptive sequential Monte Carlo method for approximate
+        Bayesian computation" (2012), choose temperatures so.
+        """
+        size = len(log_w) // self.islands
+        where = np.asarray(slots)
+        for m in range(self.islands):
+            island = slice(m * size, (m + 1) * size)
+            mine = np.flatnonzero(where // size == m)
+            if not len(mine):
+                continue
+            base = log_w[where[mine]] - self.log_psi[where[mine], i]
+            others = np.delete(log_w[island], where[mine] - m * size)
+
+            def ess(
+                fraction: float,
+                mine: np.ndarray = mine,
+                base: np.ndarray = base,
+                others: np.ndarray = others,
+            ) -> float:
+                betas = [fraction * tilt.beta] * len(mine)
+                own = base + _weights(tilt, rewards[mine], [texts[j] for j in mine], betas)
+                return effective_sample_size(normalise(np.concatenate([own, others])))
+
+            self.fractions[m, i] = _rise(ess, self.fractions[m, i], self.left * size)
+        return (self.fractions[where // size, i] * tilt.beta).tolist()
+
+
+def _rise(ess: Callable[[float], float], least: float, enough: float) -> float:
+    """The fraction from `least` to 1 at which the ESS falls below `enough`; 1 if it does not."""
+    if ess(1.0) >= enough:
+        return 1.0
+    if ess(least) < enough:
+        return least
+    low, high = least, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ess(middle) >= enough else (low, middle)
+    return high
+
+
+def _weights(
+    tilt: Tilt, rewards: np.ndarray, texts: Sequence[Completion], betas: Sequence[float]
+) -> np.ndarray:
+    weighed = map(tilt.weigh, rewards.tolist(), texts, betas)
+    return np.fromiter(weighed, dtype=np.float64, count=len(texts))
+
+
+def _log_scores(
+    potential: Potential,
+    ask: Callable[[Sequence[Completion]], Sequence[float]],
+    texts: list[Completion],
+) -> np.ndarray:
+    scores = _ask(potential, ask, texts)
+    bad = np.isnan(scores) | (scores == np.inf)
+    if bad.any():
+        j = int(np.flatnonzero(bad)[0])
+        raise PotentialError(
+            f"potential {potential.name!r} returned {scores[j]} for {texts[j].text!r}; "
+            "a log score must be finite or -inf",
+            potential=potential.name,
+            text=texts[j].text,
+        )
+    return scores
+
+
+def _ask(
+    potential: Potential,
+    ask: Callable[[Sequence[Completion]], Sequence[float]],
+    texts: list[Completion],
+) -> np.ndarray:
+    """One number for each text, float64."""
+    try:
+        scores = np.asarray(ask(texts), dtype=np.float64)
+    except PotentialError:
+        raise
+    except Exception as error:
+        raise PotentialError(
+            f"potential {potential.name!r} raised {type(error).__name__}: {error}; it was "
+            f"given {len(texts)} text(s), the first {texts[0].text!r}",
+            potential=potential.name,
+            text=texts[0].text,
+        ) from error
+    if scores.shape != (len(texts),):
+        raise PotentialError(
+            f"potential {potential.name!r} returned scores of shape {scores.shape} for "
+            f"{len(texts)} text(s), the first {texts[0].text!r}",
+            potential=potential.name,
+            text=texts[0].text,
+        )
+    return scores
