@@ -1,6 +1,6 @@
 """Tilt a real model toward a reward: shorter or longer sentences, at three strengths.
 
-The reward judges unfinished texts too (`reward_on="prefix"`), so that it steers from the first
+The reward judges unfinished texts too (`reward_on="step"`), so that it steers from the first
 token on. The posterior is `p · exp(beta · R)`, and beta = 0 is the model itself.
 """
 
@@ -21,7 +21,7 @@ def main() -> None:
             PROMPT,
             reward=commas,
             beta=beta,
-            reward_on="prefix",
+            reward_on="step",
             n_particles=6,
             max_tokens=28,
             seed=1,

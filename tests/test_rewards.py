@@ -26,7 +26,7 @@ def batch(completions):
 
 
 def batch_of_trl(prompts, completions, **kwargs):
-    assert kwargs == {}
+    assert set(kwargs) == {"completion_ids"}
     return [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
 
 
@@ -35,7 +35,7 @@ def batch_by_keyword(*, completions, scale=1):
 
 
 def batch_of_anything(**kwargs):
-    assert set(kwargs) == {"prompts", "completions"}
+    assert set(kwargs) == {"prompts", "completions", "completion_ids"}
     return [len(c) for c in kwargs["completions"]]
 
 
@@ -102,31 +102,17 @@ def test_prompts_are_passed_to_those_who_take_them():
     [
         lambda prompt, text: 0.0,
         lambda prompts, answers: [0.0],
-        lambda completions, reference: [0.0],
         lambda text, *, reference: 0.0,
         lambda: 0.0,
         lambda *, text: 0.0,
         "not callable",
         None,
     ],
-    ids=range(8),
+    ids=range(7),
 )
 def test_a_signature_that_fits_neither_convention_is_refused_at_once(fn):
     with pytest.raises(OptionError):
         reward(fn)
-
-
-def test_a_coroutine_function_is_refused():
-    async def score(text):
-        return 0.0
-
-    class Score:
-        async def __call__(self, text):
-            return 0.0
-
-    for fn in (score, Score()):
-        with pytest.raises(OptionError, match="coroutine"):
-            reward(fn)
 
 
 @pytest.mark.parametrize("beta", [math.inf, math.nan, "1", True, None])
@@ -135,14 +121,15 @@ def test_beta_must_be_a_finite_number(beta):
         reward(len, beta=beta)
 
 
-def test_on_is_end_or_prefix():
-    with pytest.raises(OptionError, match="prefix"):
-        reward(len, on="start")
+@pytest.mark.parametrize("on", ["start", "prefix", None, 1])
+def test_an_unknown_time_to_speak_is_refused_with_the_known_ones(on):
+    with pytest.raises(OptionError, match='"step", "sentence", "line", "field", "end"'):
+        reward(len).with_(on=on or "")
 
 
 def test_only_a_reward_on_prefixes_scores_prefixes():
     given = texts("ab", "abc", finished=False)
-    end, prefix = reward(len, beta=2), reward(len, beta=2, on="prefix")
+    end, prefix = reward(len, beta=2), reward(len, beta=2, on="step")
     assert (end.scores_prefixes, prefix.scores_prefixes) == (False, True)
     assert end.log_prefix(given) == [0.0, 0.0]
     assert prefix.log_prefix(given) == prefix.log_complete(given) == [4.0, 6.0]
@@ -166,12 +153,14 @@ def test_equal_texts_are_scored_once():
     assert seen == ["a", "bb"]
 
 
-def test_beta_zero_calls_nothing_and_is_weight_one():
-    def never(text):
-        raise AssertionError
-
-    assert reward(never, beta=0).log_complete(texts("a", "b")) == [0.0, 0.0]
-    assert reward(never, beta=0, on="prefix").log_prefix(texts("a")) == [0.0]
+def test_beta_zero_is_weight_one_and_the_reward_is_still_told():
+    scored = reward(len, beta=0, on="step")
+    assert scored.rewards(texts("a", "bb")) == [1.0, 2.0]
+    assert scored.log_complete(texts("a", "bb")) == [0.0, 0.0]
+    assert scored.log_prefix(texts("a", finished=False)) == [0.0]
+    impossible = reward(lambda text: -math.inf, beta=0)
+    assert impossible.rewards(texts("a")) == [-math.inf]
+    assert impossible.log_complete(texts("a")) == [0.0]
 
 
 def test_no_texts_are_no_call():
@@ -213,7 +202,7 @@ def test_every_kind_of_sequence_holds_the_scores_of_a_batch(make):
 
 
 @pytest.mark.parametrize(
-    "value", ["0.5", None, 1j, [0.5], (0.5,), np.array([0.5]), torch.ones(1), {}, b"1", object()]
+    "value", ["0.5", 1j, [0.5], (0.5,), np.array([0.5]), torch.ones(1), {}, b"1", object()]
 )
 def test_what_is_no_number_is_an_error_that_shows_it(value):
     for fn in (lambda text: value, lambda completions: [value] * len(completions)):
