@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from guided_smc.api import LM, derive_seed, load
     from guided_smc.costs import CostModel
+    from guided_smc.diagnostics import Diversity, Estimate, RewardEstimate
     from guided_smc.errors import (
         ConstraintError,
         GuidedSMCError,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     )
     from guided_smc.models.table import TableModel
     from guided_smc.options import Options
-    from guided_smc.potentials import Completion, Constraint, Potential
+    from guided_smc.potentials import Completion, Constraint, Potential, Tilt
     from guided_smc.results import (
         ErrorEvent,
         Particle,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         Weighted,
     )
     from guided_smc.rewards import reward
+    from guided_smc.sweep import Point, Sweep
     from guided_smc.vocabulary import Vocabulary
 
 __version__ = "0.1.0"
@@ -61,6 +63,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "api": ("LM", "derive_seed", "load"),
     "costs": ("CostModel",),
+    "diagnostics": ("Diversity", "Estimate", "RewardEstimate"),
     "errors": (
         "ConstraintError",
         "GuidedSMCError",
@@ -86,7 +89,7 @@ _HOMES = {
     ),
     "models.table": ("TableModel",),
     "options": ("Options",),
-    "potentials": ("Completion", "Constraint", "Potential"),
+    "potentials": ("Completion", "Constraint", "Potential", "Tilt"),
     "results": (
         "ErrorEvent",
         "Particle",
@@ -98,6 +101,7 @@ _HOMES = {
         "Weighted",
     ),
     "rewards": ("reward",),
+    "sweep": ("Point", "Sweep"),
     "vocabulary": ("Vocabulary",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -108,7 +112,9 @@ __all__ = [
     "Constraint",
     "ConstraintError",
     "CostModel",
+    "Diversity",
     "ErrorEvent",
+    "Estimate",
     "GuidedSMCError",
     "IncompleteOutputError",
     "LarkText",
@@ -119,15 +125,19 @@ __all__ = [
     "OutputValidationError",
     "PartialRegex",
     "Particle",
+    "Point",
     "Potential",
     "PotentialError",
     "PrefixConstraint",
     "PromptError",
     "Result",
     "ResultEvent",
+    "RewardEstimate",
     "Step",
     "StepEvent",
+    "Sweep",
     "TableModel",
+    "Tilt",
     "TokenizerMismatchError",
     "UnsupportedConstraintError",
     "Usage",

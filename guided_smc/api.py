@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, cast, overload
 
 from guided_smc import engine, rewards
+from guided_smc import sweep as sweeping
 from guided_smc.costs import CostModel, load_or_measure
 from guided_smc.errors import ModelError, OptionError, PromptError
 from guided_smc.grammars import from_output_type
@@ -430,6 +431,34 @@ class LM:
                     raise event.error
                 outcomes[event.index] = event.error
         return outcomes if many else outcomes[0]
+
+    def sweep(
+        self,
+        prompts: Any,
+        *,
+        reward: Reward,
+        betas: Iterable[float] = sweeping.BETAS,
+        n_particles: int = 8,
+        **settings: Any,
+    ) -> sweeping.Sweep:
+        """What a tilt buys at each β and how far it goes from the model, beside best-of-N.
+
+        Args:
+            prompts: A text, or a list as `generate` takes it.
+            reward: As in `request`.
+            betas: Values of β, each a run of SMC on every prompt.
+            n_particles: Of each run; also the candidates of best-of-N, drawn once.
+            settings: Further arguments of `request`, `max_rows`, and `columns` as a list.
+
+        Returns:
+            A `Sweep`: its `points`, `to_dict()` and `save("frontier.svg")` (or .png, .json).
+
+        Raises:
+            OptionError, PromptError, ConstraintError: What cannot work, before anything runs.
+            PotentialError: The reward failed.
+            GuidedSMCError: No prompt had an answer.
+        """
+        return sweeping.run(self, prompts, reward, betas, n_particles, **settings)
 
 
 def derive_seed(seed: int, index: int) -> int:

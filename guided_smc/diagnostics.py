@@ -26,9 +26,9 @@ class Estimate:
 
     Attributes:
         value: The estimate.
-        std_error: Standard error, one σ; None where fewer than two families of particles count
-            (`Diversity.independent`): from one family there is nothing to compare. More particles,
-            or `islands`, help.
+        std_error: Standard error, one σ; None where the value is infinite, and where fewer than
+            two families of particles count (`Diversity.independent`): from one family there is
+            nothing to compare. More particles, or `islands`, help.
     """
 
     value: float
@@ -117,6 +117,8 @@ def mean(values: np.ndarray, weights: np.ndarray, families: Families) -> Estimat
     counts = weights > 0
     values = np.where(counts, values, 0.0)
     value = float(weights @ values)
+    if not math.isfinite(value):
+        return Estimate(value, None)
     deviations = families.sums(weights * np.where(counts, values - value, 0.0))
     return Estimate(value, families.std_error(deviations, weights))
 

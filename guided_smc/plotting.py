@@ -1,0 +1,66 @@
+"""Pictures, by matplotlib (`pip install 'guided-smc[plot]'`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from guided_smc.errors import OptionError
+
+if TYPE_CHECKING:
+    from guided_smc.sweep import Sweep
+
+_SHOWN = {
+    "smc": ("guided-smc, N = {n}, by β", "o-", "#1b6ca8"),
+    "best_of_n": ("best of n", "s--", "#c0392b"),
+    "soft_best_of_n": ("soft best of {n}, by β", "^:", "#7f8c8d"),
+}
+
+
+def draw_frontier(sweep: Sweep, path: str | Path) -> None:
+    """Mean reward over KL, with two standard errors, as PNG, SVG or PDF.
+
+    Raises:
+        OptionError: matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise OptionError(
+            "a plot needs matplotlib: pip install matplotlib, or 'guided-smc[plot]'"
+        ) from None
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for method, (label, style, colour) in _SHOWN.items():
+        points = [p for p in sweep.points if p.method == method]
+        if not points:
+            continue
+        points.sort(key=lambda p: p.kl.value)
+        axes.errorbar(
+            [p.kl.value for p in points],
+            [p.reward.value for p in points],
+            xerr=[2 * (p.kl.std_error or 0.0) for p in points],
+            yerr=[2 * (p.reward.std_error or 0.0) for p in points],
+            fmt=style,
+            color=colour,
+            label=label.format(n=points[0].n),
+            markersize=4,
+            linewidth=1.2,
+            elinewidth=0.8,
+            capsize=2,
+        )
+        for p in points:
+            text = f"n={p.n}" if p.beta is None else f"{p.beta:g}"
+            axes.annotate(
+                text,
+                (p.kl.value, p.reward.value),
+                textcoords="offset points",
+                xytext=(5, -9 if p.beta is None else 5),
+                fontsize=7,
+                color=colour,
+            )
+    axes.set_xlabel("KL to the model (nats)")
+    axes.set_ylabel(f"mean reward: {sweep.name}")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,324 @@
+"""What a tilt buys and what it costs: mean reward against KL, beside best-of-N.
+
+The *frontier* of a reward is the curve of `E_π[R]` over `KL(π‖p)` for the tilted posteriors
+`π ∝ p · exp(β·R)`: no law that is as near to p has a larger mean reward. Best-of-N, soft best-of-N
+and a finite number of particles stay on it or below.
+
+KL is measured from p under the same constraint, if there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from guided_smc.diagnostics import Estimate
+from guided_smc.errors import GuidedSMCError, OptionError
+from guided_smc.options import check_beta
+from guided_smc.results import ErrorEvent, Result, ResultEvent
+
+if TYPE_CHECKING:
+    from guided_smc.api import LM
+
+BETAS = (0.0, 0.5, 1.0, 2.0, 4.0)
+
+_DRAWS = 256  # of other candidates, to estimate the law of soft best-of-N
+
+
+@dataclass(frozen=True)
+class Point:
+    """A way to choose an answer, over all prompts.
+
+    Attributes:
+        method: `"smc"`, `"best_of_n"` or `"soft_best_of_n"`.
+        beta: β; None for best-of-N, which has none.
+        n: Particles, or candidates.
+        reward: Mean R of the answer: over prompts, and in each over what might have been chosen.
+        kl: Nats from the model, under the constraint: of the posterior for SMC; for best-of-N
+            `log n − (n−1)/n`, which is an upper bound where rewards tie (Beirami et al.,
+            "Theoretical guarantees on the best-of-n alignment policy", 2024); for soft best-of-N
+            as estimated from the candidates.
+        tilted: `E_π[R]`, for SMC.
+        independent: Effective number of independent answers, mean over prompts, for SMC.
+        target_tokens: Drawn from the target, mean over prompts.
+        prompts: How many prompts had an answer.
+    """
+
+    method: Literal["smc", "best_of_n", "soft_best_of_n"]
+    beta: float | None
+    n: int
+    reward: Estimate
+    kl: Estimate
+    target_tokens: float
+    prompts: int
+    tilted: Estimate | None = None
+    independent: float | None = None
+
+
+@dataclass
+class Sweep:
+    """Runs over values of β, and what they come to.
+
+    Attributes:
+        name: Of the reward.
+        betas: β of each SMC run.
+        n_particles: Particles of each run, and candidates of each best-of-N.
+        results: By β, the results of the prompts by their index. Under None are the candidates:
+            drawn without a tilt and without resampling.
+        failed: Prompts without an answer, by β.
+    """
+
+    name: str
+    betas: tuple[float, ...]
+    n_particles: int
+    results: dict[float | None, dict[int, Result[Any]]] = field(default_factory=dict)
+    failed: dict[float | None, int] = field(default_factory=dict)
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The frontier, best-of-n for n = 1, 2, 4, ... N, and soft best-of-N at each β above 0."""
+        candidates = self.results.get(None, {})
+        found = [self._smc(beta) for beta in self.betas if self.results.get(beta)]
+        if candidates:
+            sizes = {2**k for k in range(int(math.log2(self.n_particles)) + 1)}
+            found += [self._best_of(n) for n in sorted(sizes | {self.n_particles})]
+            if self.n_particles > 1:
+                found += [self._soft_best_of(beta) for beta in self.betas if beta != 0]
+        return tuple(found)
+
+    def _smc(self, beta: float) -> Point:
+        results = self.results[beta]
+        plain = self.results.get(None, {})
+        kl, tilted = [], []
+        for i, r in results.items():
+            assert r.kl is not None
+            # From p under the constraint: less what the constraint alone costs.
+            kl.append(r.kl.value + (plain[i].log_evidence if i in plain else 0.0))
+            tilted.append(_reward(r).tilted.value)
+        runs = list(results.values())
+        return Point(
+            method="smc",
+            beta=beta,
+            n=self.n_particles,
+            reward=_over_prompts([_expected(r) for r in runs], _reward(runs[0]).tilted.std_error),
+            kl=_over_prompts(kl, runs[0].kl.std_error if runs[0].kl else None),
+            tilted=_over_prompts(tilted, _reward(runs[0]).tilted.std_error),
+            independent=float(np.mean([r.diversity.independent for r in runs])),
+            target_tokens=float(np.mean([r.usage.particle_tokens for r in runs])),
+            prompts=len(runs),
+        )
+
+    def _best_of(self, n: int) -> Point:
+        pools = list(self.results[None].values())
+        means = [_best_of(_candidates(r), n) for r in pools]
+        tokens = [r.usage.particle_tokens * n / self.n_particles for r in pools]
+        kl = math.log(n) - (n - 1) / n
+        return Point(
+            method="best_of_n",
+            beta=None,
+            n=n,
+            reward=_over_prompts(means, None),
+            kl=Estimate(kl, 0.0),
+            target_tokens=float(np.mean(tokens)),
+            prompts=len(pools),
+        )
+
+    def _soft_best_of(self, beta: float) -> Point:
+        pools = list(self.results[None].values())
+        found = [_soft_best_of(_candidates(r), beta, np.random.default_rng(0)) for r in pools]
+        return Point(
+            method="soft_best_of_n",
+            beta=beta,
+            n=self.n_particles,
+            reward=_over_prompts([reward for reward, _ in found], None),
+            kl=_over_prompts([kl for _, kl in found], None),
+            target_tokens=float(np.mean([r.usage.particle_tokens for r in pools])),
+            prompts=len(pools),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data: the points, and what was swept."""
+        return {
+            "reward": self.name,
+            "betas": list(self.betas),
+            "n_particles": self.n_particles,
+            "failed": [{"beta": beta, "prompts": n} for beta, n in self.failed.items() if n],
+            "points": [asdict(point) for point in self.points],
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write a file by its suffix: `.json` for the data, `.png` or `.svg` for the plot.
+
+        Raises:
+            OptionError: Another suffix, or matplotlib is missing.
+        """
+        suffix = Path(path).suffix.lower()
+        if suffix == ".json":
+            Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        elif suffix in (".png", ".svg", ".pdf"):
+            from guided_smc.plotting import draw_frontier
+
+            draw_frontier(self, path)
+        else:
+            raise OptionError(f"{str(path)!r} must end in .json, .png, .svg or .pdf")
+
+
+def measure(
+    sweep: Sweep,
+    lm: LM,
+    prompts: Sequence[Any],
+    reward: Any,
+    *,
+    max_rows: int = 64,
+    columns: Sequence[dict[str, Any]] | None = None,
+    **settings: Any,
+) -> Iterator[Result[Any]]:
+    """Run every β and the candidates on every prompt; yields each result as it is put down.
+
+    Args:
+        sweep: Is filled. Its runs with β are SMC; all use the same seeds.
+        lm: The model.
+        prompts: As `LM.generate` takes a list of them.
+        reward: As `LM.request` takes it. Its own β is not used.
+        max_rows: Most particles at once.
+        columns: Of each prompt.
+        settings: Further arguments of `LM.request`.
+
+    Raises:
+        OptionError, PromptError, ConstraintError: What cannot work, before anything runs.
+        PotentialError: The reward failed.
+    """
+    baseline = {"method": "importance", "beta": 0.0}
+    # What only resampling and drafting take says nothing of candidates.
+    resampling = ("ess_threshold", "resampling", "islands", "block_size", "draft_temperature")
+    wanted: list[tuple[float | None, dict[str, Any]]] = [(None, {**settings, **baseline})]
+    for name in resampling:
+        wanted[0][1].pop(name, None)
+    wanted += [(beta, {**settings, "beta": beta}) for beta in sweep.betas]
+    requests = []
+    for run, (_, given) in enumerate(wanted):
+        for i, prompt in enumerate(prompts):
+            requests.append(
+                lm.request(
+                    prompt,
+                    index=i,
+                    reward=reward,
+                    columns=columns[i] if columns else None,
+                    n_particles=sweep.n_particles,
+                    **given,
+                )
+            )
+            requests[-1].index = run * len(prompts) + i
+    for event in lm.run(requests, max_rows=max_rows):
+        if isinstance(event, ErrorEvent):
+            raise event.error
+        if isinstance(event, ResultEvent):
+            beta, i = wanted[event.index // len(prompts)][0], event.index % len(prompts)
+            if event.result.selected:
+                sweep.results.setdefault(beta, {})[i] = event.result
+            else:
+                sweep.failed[beta] = sweep.failed.get(beta, 0) + 1
+            yield event.result
+
+
+def check_betas(betas: Iterable[Any]) -> tuple[float, ...]:
+    """Values of β, each once, ascending.
+
+    Raises:
+        OptionError: One is not finite, or there is none.
+    """
+    found = tuple(sorted({check_beta(beta) for beta in betas}))
+    if not found:
+        raise OptionError("betas must name at least one value")
+    return found
+
+
+def run(
+    lm: LM, prompts: Any, reward: Any, betas: Iterable[float], n_particles: int, **settings: Any
+) -> Sweep:
+    """`LM.sweep`."""
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not prompts:
+        raise OptionError("a sweep needs at least one prompt")
+    for name in ("beta", "method", "select"):
+        if name in settings:
+            raise OptionError(f"{name} is the sweep's own; leave it out")
+    sweep = Sweep(_name(reward), check_betas(betas), n_particles)
+    for _ in measure(sweep, lm, prompts, reward, **settings):
+        pass
+    if not any(sweep.results.values()):
+        raise GuidedSMCError(
+            "no prompt of the sweep had an answer; try one of them with generate to see why"
+        )
+    return sweep
+
+
+def _name(reward: Any) -> str:
+    name = getattr(reward, "name", None) or getattr(reward, "__name__", None)
+    return name or type(reward).__name__
+
+
+def _reward(result: Result[Any]) -> Any:
+    """What became of the reward that was swept: requests put it last."""
+    return list(result.rewards.values())[-1]
+
+
+def _expected(result: Result[Any]) -> float:
+    """Mean R of what might have been chosen."""
+    key = list(result.rewards)[-1]
+    return math.fsum(p.share * p.rewards[key] for p in result.particles if p.share > 0)
+
+
+def _candidates(result: Result[Any]) -> np.ndarray:
+    """R of the finished candidates, float64, as they were drawn."""
+    key = list(result.rewards)[-1]
+    return np.array([p.rewards[key] for p in result.particles if p.weight > 0])
+
+
+def _best_of(rewards: np.ndarray, n: int) -> float:
+    """Mean of the largest of n, over all choices of n among the candidates."""
+    n = min(n, len(rewards))
+    ranked = np.sort(rewards)
+    choices = math.comb(len(ranked), n)
+    share = np.array([math.comb(i, n - 1) / choices for i in range(len(ranked))])
+    return _mean(ranked, share)
+
+
+def _soft_best_of(
+    rewards: np.ndarray, beta: float, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Mean R of a draw by `exp(β·R)` among the candidates, and the KL of its law from theirs.
+
+    A candidate's density rises by `E[N e^{βR} / (e^{βR} + Σ e^{βR'})]`, over the N − 1 others;
+    these are drawn anew from all candidates.
+    """
+    n = len(rewards)
+    log_tilt = beta * rewards
+    tilt = np.exp(log_tilt - log_tilt.max()) if np.isfinite(log_tilt.max()) else np.ones(n)
+    others = rng.choice(tilt, size=(_DRAWS, n - 1)).sum(axis=1)
+    ratio = np.array([np.mean(n * own / (own + others)) if own else 0.0 for own in tilt])
+    density = ratio / ratio.mean()
+    log_density = np.log(np.where(density > 0, density, 1.0))
+    return _mean(rewards, tilt / tilt.sum()), float(np.mean(density * log_density))
+
+
+def _mean(values: np.ndarray, weights: np.ndarray) -> float:
+    """`Σ w v`, where a weight of 0 takes away infinities."""
+    counts = weights > 0
+    return float(weights[counts] @ values[counts])
+
+
+def _over_prompts(values: Sequence[float], alone: float | None) -> Estimate:
+    """Mean over prompts; its error by how they differ, or that within the run of a single one."""
+    if len(values) == 1:
+        return Estimate(values[0], alone)
+    mean = float(np.mean(values))
+    if not math.isfinite(mean):
+        return Estimate(mean, None)
+    return Estimate(mean, float(np.std(values, ddof=1)) / math.sqrt(len(values)))
