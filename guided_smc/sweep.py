@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,13 +20,18 @@ import numpy as np
 
 from guided_smc.diagnostics import Estimate
 from guided_smc.errors import GuidedSMCError, OptionError
-from guided_smc.options import check_beta
+from guided_smc.options import Options, check_beta, make_options
 from guided_smc.results import ErrorEvent, Result, ResultEvent
 
 if TYPE_CHECKING:
     from guided_smc.api import LM
 
 BETAS = (0.0, 0.5, 1.0, 2.0, 4.0)
+
+_RESAMPLING = (
+    *("ess_threshold", "resampling", "islands", "block_size", "draft_temperature"),
+    *("target_ess", "min_particles", "max_particles"),
+)
 
 _DRAWS = 256  # of other candidates, to estimate the law of soft best-of-N
 
@@ -175,8 +180,8 @@ def measure(
     prompts: Sequence[Any],
     reward: Any,
     *,
+    each: Sequence[Mapping[str, Any]] | None = None,
     max_rows: int = 64,
-    columns: Sequence[dict[str, Any]] | None = None,
     **settings: Any,
 ) -> Iterator[Result[Any]]:
     """Run every β and the candidates on every prompt; yields each result as it is put down.
@@ -186,45 +191,47 @@ def measure(
         lm: The model.
         prompts: As `LM.generate` takes a list of them.
         reward: As `LM.request` takes it. Its own β is not used.
+        each: Further arguments of `LM.request` for each prompt.
         max_rows: Most particles at once.
-        columns: Of each prompt.
-        settings: Further arguments of `LM.request`.
+        settings: Further arguments of `LM.request` for all prompts.
 
     Raises:
         OptionError, PromptError, ConstraintError: What cannot work, before anything runs.
         PotentialError: The reward failed.
     """
-    baseline = {"method": "importance", "beta": 0.0}
-    # What only resampling and drafting take says nothing of candidates.
-    resampling = ("ess_threshold", "resampling", "islands", "block_size", "draft_temperature")
-    wanted: list[tuple[float | None, dict[str, Any]]] = [(None, {**settings, **baseline})]
-    for name in resampling:
-        wanted[0][1].pop(name, None)
-    wanted += [(beta, {**settings, "beta": beta}) for beta in sweep.betas]
     requests = []
-    for run, (_, given) in enumerate(wanted):
+    runs: list[float | None] = [None, *sweep.betas]
+    for run, beta in enumerate(runs):
         for i, prompt in enumerate(prompts):
-            requests.append(
-                lm.request(
-                    prompt,
-                    index=i,
-                    reward=reward,
-                    columns=columns[i] if columns else None,
-                    n_particles=sweep.n_particles,
-                    **given,
-                )
+            given = {**settings, **(each[i] if each else {}), "n_particles": sweep.n_particles}
+            request = lm.request(
+                prompt,
+                index=i,
+                reward=reward,
+                beta=beta or 0.0,
+                **(_of_candidates(given) if beta is None else given),
             )
-            requests[-1].index = run * len(prompts) + i
+            request.index = run * len(prompts) + i
+            requests.append(request)
     for event in lm.run(requests, max_rows=max_rows):
         if isinstance(event, ErrorEvent):
             raise event.error
         if isinstance(event, ResultEvent):
-            beta, i = wanted[event.index // len(prompts)][0], event.index % len(prompts)
+            beta, i = runs[event.index // len(prompts)], event.index % len(prompts)
             if event.result.selected:
                 sweep.results.setdefault(beta, {})[i] = event.result
             else:
                 sweep.failed[beta] = sweep.failed.get(beta, 0) + 1
             yield event.result
+
+
+def _of_candidates(given: dict[str, Any]) -> dict[str, Any]:
+    """The same request without what resampling and drafting alone take."""
+    options = make_options(given.get("options")).model_dump(exclude_unset=True)
+    options |= {name: value for name, value in given.items() if name in Options.model_fields}
+    others = {k: v for k, v in given.items() if k not in options and k != "options"}
+    kept = {name: value for name, value in options.items() if name not in _RESAMPLING}
+    return {**others, **kept, "method": "importance"}
 
 
 def check_betas(betas: Iterable[Any]) -> tuple[float, ...]:
@@ -249,6 +256,11 @@ def run(
     for name in ("beta", "method", "select"):
         if name in settings:
             raise OptionError(f"{name} is the sweep's own; leave it out")
+    columns = settings.pop("columns", None)
+    if columns is not None:
+        if len(columns) != len(prompts):
+            raise OptionError(f"{len(columns)} columns for {len(prompts)} prompts")
+        settings["each"] = [{"columns": one} for one in columns]
     sweep = Sweep(_name(reward), check_betas(betas), n_particles)
     for _ in measure(sweep, lm, prompts, reward, **settings):
         pass

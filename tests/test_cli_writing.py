@@ -32,6 +32,7 @@ from guided_smc.cli.reading import PromptLine, PromptSource
 from guided_smc.cli.records import FIELDS, encode, error_record, result_record
 from guided_smc.cli.running import READER_GONE, Run
 from guided_smc.cli.writing import FileOutput, StreamOutput, open_output, scan
+from guided_smc.diagnostics import Diversity, Estimate, RewardEstimate
 from guided_smc.engine import Engine
 from guided_smc.errors import OutputValidationError, PotentialError
 from guided_smc.options import Options
@@ -58,9 +59,11 @@ def a_result(texts: dict[str, float], parse: Any = str, **changes: Any) -> Resul
             finish_reason="stop",
             log_weight=math.log(weight) if weight else -INF,
             weight=weight,
+            share=weight,
             log_p=-1.0,
             log_q=-INF,
             log_potentials={"reward": -INF},
+            rewards={},
             ancestors=(0,),
         )
         for text, weight in texts.items()
@@ -71,6 +74,10 @@ def a_result(texts: dict[str, float], parse: Any = str, **changes: Any) -> Resul
         "token_ids": (1, 2, 3),
         "finish_reason": "stop",
         "log_evidence": -2.5,
+        "log_evidence_std_error": None,
+        "kl": None,
+        "rewards": {},
+        "diversity": Diversity((1,), 1.0, 1.0),
         "particles": particles,
         "selected": (0,),
         "steps": (Step(0, 0, 1, 1.0, -2.5, (-INF,), False, (0,)),),
@@ -82,6 +89,20 @@ def a_result(texts: dict[str, float], parse: Any = str, **changes: Any) -> Resul
         "_key": str,
     }
     return Result(**{**values, **changes})
+
+
+def test_a_reward_and_the_divergence_are_in_the_record():
+    estimate = RewardEstimate(Estimate(1.5, None), Estimate(-INF, None), 2.0)
+    result = a_result({"abc": 1.0}, rewards={"taste": estimate}, kl=Estimate(0.25, 0.5))
+    record = written(result_record(a_line(), result, "f"))
+    assert record["rewards"] == {
+        "taste": {
+            "tilted": {"value": 1.5, "std_error": None},
+            "untilted": {"value": None, "std_error": None},
+            "chosen": 2.0,
+        }
+    }
+    assert record["kl"] == {"value": 0.25, "std_error": 0.5}
 
 
 def written(record: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +237,8 @@ def test_carried_fields_stand_in_the_record_and_under_input_where_the_name_is_ta
 
 def test_every_field_of_a_record_is_reserved():
     line = a_line(options=Options(select="all"), carried={"text": 1})
-    result = a_result({"a": 1.0}, restarts=1, warnings=("w",))
+    tilted = {"taste": RewardEstimate(Estimate(1.0, None), Estimate(1.0, None), 1.0)}
+    result = a_result({"a": 1.0}, restarts=1, warnings=("w",), rewards=tilted)
     names = set(result_record(line, result, "f", full=True))
     names |= set(error_record(line, ValueError("x"), "f", seed=1))
     assert names == set(FIELDS)

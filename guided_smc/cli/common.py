@@ -85,6 +85,40 @@ def language_options(command: Command) -> Command:
     return command
 
 
+def reward_options(command: Command) -> Command:
+    """Add what texts are scored by to a command."""
+    for option in reversed(
+        (
+            click.option(
+                "--reward",
+                multiple=True,
+                metavar="[WEIGHT*]REWARD",
+                help="Score texts: module:function, hf:MODEL (a sequence classifier), or a ready "
+                "one, such as length:200. Repeatable: the scores are added.",
+            ),
+            click.option("--rewards", help="YAML or TOML file of rewards."),
+            click.option(
+                "--reward-on",
+                type=click.Choice(["end", "step", "sentence", "line", "field"]),
+                help="Score finished texts only, or unfinished ones too, whenever one of these is "
+                "closed.  [default: what suits the reward]",
+            ),
+            click.option(
+                "--reward-schedule",
+                metavar="constant|linear|adaptive|TOKENS",
+                help="How strength grows along unfinished texts.  [default: constant]",
+            ),
+            click.option(
+                "--reward-timeout",
+                type=click.FloatRange(min=0, min_open=True),
+                help="Seconds that one call of a reward may take.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
 def say_error(message: str) -> None:
     """An error in one line, whatever line breaks its message has."""
     click.echo(f"Error: {' '.join(message.split())}", err=True)

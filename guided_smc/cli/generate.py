@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,22 +13,26 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from guided_smc.cli.common import SETTINGS, State, debug_option, language_options, model_options
+from guided_smc.cli.common import (
+    SETTINGS,
+    State,
+    debug_option,
+    language_options,
+    model_options,
+    reward_options,
+)
 from guided_smc.cli.interrupts import Interrupts
 from guided_smc.cli.reading import Format, PromptLine, PromptSource
 from guided_smc.cli.referents import (
     load_arguments,
     load_language,
-    load_reward,
+    load_tilt,
 )
+from guided_smc.cli.sampling import SAMPLING, sampling_options, with_flags
 from guided_smc.cli.writing import Done, open_output
 from guided_smc.errors import OptionError
 from guided_smc.options import (
-    BlockSize,
     Options,
-    ResamplingScheme,
-    Selection,
-    check_beta,
     make_options,
 )
 
@@ -39,63 +42,6 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class _BlockSize(click.ParamType):
-    """A number of tokens, or `auto`."""
-
-    name = "integer|auto"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, context: click.Context | None
-    ) -> BlockSize:
-        """The value as `Options` wants it."""
-        if value == "auto":
-            return "auto"
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a number nor auto", param, context)
-
-
-_SAMPLING: dict[str, tuple[Any, str]] = {
-    "max_tokens": (int, "Most tokens of an output."),
-    "temperature": (float, "Of the model; 0 is greedy."),
-    "top_p": (float, "Nucleus of the model, in (0, 1]; 1 is off."),
-    "top_k": (int, "Most likely tokens that are kept; 0 is off."),
-    "min_p": (float, "Cut tokens below this fraction of the most likely one; 0 is off."),
-    "power": (float, "α of the power target p^α."),
-    "stop": (str, "End an output before this string. Repeatable; not with a constraint."),
-    "seed": (int, "Of the run; each prompt derives its own. Random if not given."),
-    "n_particles": (int, "Particles per prompt."),
-    "target_ess": (float, "Resample to as many particles as make about so many count."),
-    "min_particles": (int, "Fewest with --target-ess.  [default: 2]"),
-    "max_particles": (int, "Most with --target-ess.  [default: --n-particles]"),
-    "block_size": (
-        _BlockSize(),
-        "Tokens drafted per step; auto chooses.  [default: 4 with --draft, else 0]",
-    ),
-    "ess_threshold": (float, "Resample when ESS < threshold · particles, in [0, 1]."),
-    "resampling": (click.Choice(get_args(ResamplingScheme)), "Resampling scheme."),
-    "draft_temperature": (float, "Of the draft.  [default: that of the model / α, from 0.2]"),
-    "select": (click.Choice(get_args(Selection)), "How the answer is taken from the particles."),
-    "max_restarts": (int, "Fresh starts when all particles have died."),
-}
-"""Type and help of every field of `Options`; the defaults stand there."""
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _sampling_options(command: Command) -> Command:
-    for name, (kind, text) in reversed(_SAMPLING.items()):
-        default = Options.model_fields[name].default
-        shown = f"  [default: {default}]" if default not in (None, ()) else ""
-        command = click.option(
-            _flag(name), type=kind, multiple=name == "stop", default=None, help=text + shown
-        )(command)
-    return command
-
-
 @click.command(context_settings=SETTINGS, short_help="Generate for every prompt of a file.")
 @click.argument("prompts")
 @click.option("--model", default="smollm2-135m", show_default=True, help="Name, folder or file.")
@@ -103,13 +49,8 @@ def _sampling_options(command: Command) -> Command:
     "--draft", help="Proposes tokens: a smaller model with the same tokenizer, int8, or ngram."
 )
 @language_options
-@click.option("--reward", help="module:function that scores texts.")
-@click.option("--beta", type=float, help="Strength of the reward.  [default: 1.0]")
-@click.option(
-    "--reward-on",
-    type=click.Choice(["end", "prefix"]),
-    help="Score finished texts only, or unfinished ones too.  [default: end]",
-)
+@reward_options
+@click.option("--beta", type=float, help="Strength of the rewards.  [default: 1.0]")
 @click.option("-o", "--output", default="-", help="Where records go; - is standard output.")
 @click.option(
     "--format",
@@ -119,7 +60,7 @@ def _sampling_options(command: Command) -> Command:
     show_default=True,
     help="Of PROMPTS.",
 )
-@_sampling_options
+@sampling_options()
 @click.option(
     "--order",
     type=click.Choice(["input", "finished"]),
@@ -162,7 +103,8 @@ def generate(state: State, /, **given: Any) -> int:
       guided-smc generate prompts.jsonl --schema person.json -o out.jsonl --seed 0
       guided-smc generate prompts.jsonl --schema shop.models:Order -o out.jsonl --resume
       guided-smc generate prompts.txt --regex '[A-Z][a-z]+, [0-9]{1,3}'
-      guided-smc generate prompts.txt --reward scores:politeness --beta 2 --select best
+      guided-smc generate prompts.txt --reward scores:politeness --beta 2
+      guided-smc generate prompts.txt --reward '0.7*length:200' --reward 0.3*sentiment
       echo 'Name a colour.' | guided-smc generate - --temperature 0 --quiet
       guided-smc generate prompts.txt --model Qwen/Qwen2.5-7B --draft Qwen/Qwen2.5-0.5B
 
@@ -175,10 +117,12 @@ def generate(state: State, /, **given: Any) -> int:
       log_evidence   log of the estimated probability of the constraint and reward; null is -inf
       error          {type, message, line}, only where the line failed; of a reward that failed
                      also {potential, text}
+      rewards, kl    with a reward: for each {chosen, tilted, untilted}, its value for the answer
+                     and its means with and without tilt; and nats between posterior and model
       n_tokens, seed; restarts and warnings where there are any
       fingerprint    of the line and the settings; --resume compares it
       weights        with --select all, where text, value and n_tokens are lists as well
-      selected, particles, steps, usage    with --full
+      selected, diversity, particles, steps, usage    with --full
       input          carried fields that are called like one of the above
 
     Into a file every record is written when it finishes, so a kill loses none; with --order input
@@ -231,14 +175,11 @@ def _check(**given: Any) -> Job:
         raise click.UsageError("--retry-errors needs --resume")
     if given["resume"] and given["overwrite"]:
         raise click.UsageError("--resume and --overwrite exclude each other")
-    changes = {name: given[name] for name in _SAMPLING if given[name] not in (None, ())}
+    changes = {name: given[name] for name in SAMPLING if given[name] not in (None, ())}
     try:
         base = make_options(**changes)
-        beta = check_beta(1.0 if given["beta"] is None else given["beta"])
     except OptionError as error:
-        raise click.UsageError(_with_flags(str(error))) from None
-    if given["reward"] is None and not (given["beta"] is given["reward_on"] is None):
-        raise click.UsageError("--beta and --reward-on need --reward")
+        raise click.UsageError(with_flags(str(error))) from None
     if given["draft"] is None and base.block_size not in (None, 0, "auto"):
         raise click.UsageError("--block-size needs --draft")
     if given["draft"] is None and base.draft_temperature is not None:
@@ -247,7 +188,7 @@ def _check(**given: Any) -> Job:
     source = PromptSource(given["prompts"], given["fmt"])
     _refuse_same_file(source, given["output"])
 
-    reward = load_reward(given["reward"], beta, given["reward_on"] or "end")
+    tilt = load_tilt(given, beta=given["beta"])
     language = load_language(given)
     if language.option and base.stop:
         raise click.UsageError(
@@ -255,11 +196,11 @@ def _check(**given: Any) -> Job:
         )
     settings = {
         "options": base.model_dump(mode="json"),
-        "beta": beta,
-        **{name: given[name] for name in ("model", "draft", "reward", "reward_on", "chat")},
+        **{name: given[name] for name in ("model", "draft", "chat")},
+        **tilt.settings,
         **language.settings,
     }
-    request = {"chat": given["chat"], "output_type": language.constraint, "potential": reward}
+    request = {"chat": given["chat"], "output_type": language.constraint, "reward": tilt.reward}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     return Job(source, base, digest, request, load, given)
 
@@ -369,12 +310,6 @@ def _skip_kept(job: Job, output: str, kept: dict[int, Done]) -> Iterator[PromptL
 
 
 # -- what the options say --------------------------------------------------------------------------
-
-
-def _with_flags(message: str) -> str:
-    """The message with options named as they are typed."""
-    names = "|".join(_SAMPLING)
-    return re.sub(rf"\b(({names})(?=: |=)|^beta)", lambda found: _flag(found[0]), message)
 
 
 def _refuse_same_file(source: PromptSource, output: str) -> None:

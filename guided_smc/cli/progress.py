@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter
 from types import TracebackType
@@ -13,14 +14,20 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from guided_smc.results import Result, Step
+
+_PATIENCE_S = 2.0
+"""After so long the display says who is at work."""
 
 
 class Tally:
@@ -111,6 +118,20 @@ class Tally:
         return f"{count / self.elapsed:.3g}" if self.elapsed > 0 else "0"
 
 
+class ScoringColumn(ProgressColumn):
+    """The reward that is at work, once it has been for some seconds."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        """Empty where none is, or not for long."""
+        scoring = sys.modules.get("guided_smc.rewards.scoring")  # imported where there is a reward
+        active = scoring.active() if scoring else None
+        if active is None or active.seconds < _PATIENCE_S:
+            return Text("")
+        return Text(f"{active.name} has been scoring for {active.seconds:.0f} s", style="yellow")
+
+
 class Display:
     """A progress bar, where standard error is a terminal.
 
@@ -132,6 +153,7 @@ class Display:
             TextColumn("{task.fields[rates]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+            ScoringColumn(),
             console=console,
             disable=quiet or not is_terminal(console),
             # Records may go to a terminal on standard output: rich must not take them for its own.

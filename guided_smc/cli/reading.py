@@ -176,6 +176,22 @@ def _digest(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()[:8]
 
 
+def read_prompts(path: str, base: Options) -> list[PromptLine]:
+    """All prompts of a file, none of them with an error.
+
+    Raises:
+        click.UsageError: It cannot be read, holds none, or one of them is wrong.
+    """
+    source = PromptSource(path)
+    lines = [line for line in source.lines(base) if line is not None]
+    for line in lines:
+        if line.error is not None:
+            raise click.UsageError(f"{source.name}: {line.error}")
+    if not lines:
+        raise click.UsageError(f"{source.name} holds no prompts")
+    return lines
+
+
 def _read_line(index: int, number: int, raw: bytes, fmt: Format, base: Options) -> PromptLine:
     carried: dict[str, Any] = {}
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import BaseModel
@@ -21,11 +22,14 @@ FIELDS = (
     "log_evidence",
     "error",
     "weights",
+    "rewards",
+    "kl",
     "n_tokens",
     "seed",
     "restarts",
     "warnings",
     "selected",
+    "diversity",
     "particles",
     "steps",
     "usage",
@@ -74,6 +78,9 @@ def result_record(
         record["weights"] = weights
     if error is not None:
         record["error"] = _describe(error, line)
+    if result.rewards:
+        record["rewards"] = {name: asdict(r) for name, r in result.rewards.items()}
+        record["kl"] = asdict(result.kl) if result.kl else None
     record |= {"n_tokens": n_tokens, "seed": result.seed}
     if result.restarts:
         record["restarts"] = result.restarts
@@ -81,7 +88,8 @@ def result_record(
         record["warnings"] = list(result.warnings)
     if full:
         plain = result.to_dict()
-        record |= {name: plain[name] for name in ("selected", "particles", "steps", "usage")}
+        names = ("selected", "diversity", "particles", "steps", "usage")
+        record |= {name: plain[name] for name in names}
     record["fingerprint"] = fingerprint
     return record
 

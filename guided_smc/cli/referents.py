@@ -6,16 +6,18 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 import click
 from pydantic import BaseModel
 
-from guided_smc.errors import ConstraintError
+from guided_smc.errors import ConstraintError, OptionError
+from guided_smc.options import check_beta
 
 if TYPE_CHECKING:
     from guided_smc.grammars import Limits
-    from guided_smc.potentials import Constraint, Potential
+    from guided_smc.potentials import Constraint
+    from guided_smc.rewards import Reward
 
 Made = TypeVar("Made")
 
@@ -39,20 +41,67 @@ def _parse_device_map(text: str | None) -> Any:
         raise click.UsageError(f"--device-map is not valid JSON: {error}") from None
 
 
-def load_reward(
-    reference: str | None, beta: float, on: Literal["end", "prefix"]
-) -> Potential | None:
-    """The reward that a function is; None without one."""
-    if reference is None:
-        return None
-    from guided_smc.references import load_object
+@dataclass(frozen=True)
+class Tilting:
+    """What texts are scored by.
 
-    function = load_object(reference)
-    if not callable(function):
-        raise click.UsageError(f"--reward {reference} is not a function")
-    from guided_smc.rewards import reward
+    Attributes:
+        reward: None if by nothing.
+        settings: What tells whether it is the same as before, as JSON data.
+    """
 
-    return reward(function, beta=beta, on=on)
+    reward: Reward | None
+    settings: dict[str, Any]
+
+
+def load_tilt(given: dict[str, Any], *, beta: float | None) -> Tilting:
+    """The sum of the rewards that are given.
+
+    Args:
+        given: The command's options.
+        beta: Their strength; None for that of a file of rewards, or 1.
+
+    Raises:
+        click.UsageError: One of them, or how they are to be used, cannot be.
+    """
+    named, file = list(given["reward"]), given["rewards"]
+    if named and file:
+        raise click.UsageError("--reward and --rewards exclude each other")
+    how = {name: given[f"reward_{name}"] for name in ("on", "schedule", "timeout")}
+    if not named and not file:
+        extra = ["--beta"] if beta is not None else []
+        extra += [f"--reward-{name}" for name, value in how.items() if value is not None]
+        if extra:
+            raise click.UsageError(f"{' and '.join(extra)} need --reward or --rewards")
+        return Tilting(None, {"reward": None})
+    from guided_smc.rewards import specs
+
+    try:
+        check_beta(1.0 if beta is None else beta)
+        if file:
+            reward = specs.from_file(file)
+        else:
+            parts = [specs.parse(spec) for spec in named]
+            reward = sum(parts[1:], parts[0])
+        schedule = how["schedule"]
+        if schedule is not None and schedule.isdecimal():
+            how["schedule"] = int(schedule)
+        reward = reward.with_(beta=beta, **how)
+    except OptionError as error:
+        raise click.UsageError(_as_typed(str(error))) from None
+    said = read_text(file, "rewards") if file else named
+    return Tilting(
+        reward, {"reward": said, "beta": beta, **{f"reward_{n}": v for n, v in how.items()}}
+    )
+
+
+def _as_typed(message: str) -> str:
+    """The message with options named as they are typed."""
+    if message.startswith("beta "):
+        return f"--{message}"
+    return (
+        f"--reward-{message}" if message.startswith(("schedule ", "on ", "timeout ")) else message
+    )
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ class Run:
                         index=line.index,
                         options=line.options,
                         exact_seed=line.own_seed,
+                        columns=line.carried,
                         **settings,
                     )
                 except Exception as failure:

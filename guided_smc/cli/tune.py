@@ -11,6 +11,7 @@ import click
 
 from guided_smc.cli.common import SETTINGS, debug_option, language_options, model_options
 from guided_smc.cli.interrupts import Interrupted, Interrupts
+from guided_smc.cli.reading import read_prompts
 from guided_smc.cli.referents import load_arguments, load_language
 from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.options import BlockSize, make_options
@@ -128,7 +129,8 @@ def tune(**given: Any) -> int:
         raise click.UsageError(str(error)) from None
     load = load_arguments(given)
     language = load_language(given)
-    prompts = _prompts(given["prompts"])
+    path = given["prompts"]
+    prompts = [line.prompt for line in read_prompts(path, make_options())] if path else []
 
     from rich.console import Console
 
@@ -156,24 +158,6 @@ def tune(**given: Any) -> int:
     else:
         _print(table, lm)
     return code
-
-
-def _prompts(path: str | None) -> list[Any]:
-    """The prompts of a file; none without one."""
-    if path is None:
-        return []
-    from guided_smc.cli.reading import PromptSource
-
-    source = PromptSource(path)
-    prompts = []
-    for line in source.lines(make_options()):
-        if line is not None:
-            if line.error is not None:
-                raise click.UsageError(f"{source.name}: {line.error}")
-            prompts.append(line.prompt)
-    if not prompts:
-        raise click.UsageError(f"{source.name} holds no prompts")
-    return prompts
 
 
 def _load(given: dict[str, Any], load: dict[str, Any], console: Console) -> LM:

@@ -1,0 +1,265 @@
+"""`guided-smc sweep`: what a reward's strength buys, and what it costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from guided_smc.cli.common import (
+    SETTINGS,
+    debug_option,
+    language_options,
+    model_options,
+    reward_options,
+)
+from guided_smc.cli.interrupts import Interrupted, Interrupts
+from guided_smc.cli.reading import read_prompts
+from guided_smc.cli.referents import load_arguments, load_language, load_tilt
+from guided_smc.cli.sampling import SAMPLING, sampling_options, with_flags
+from guided_smc.errors import GuidedSMCError, OptionError
+from guided_smc.options import make_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from guided_smc.diagnostics import Estimate
+    from guided_smc.sweep import Sweep
+
+_OWN = ("method", "select", "n_particles", "stop")
+_SUFFIXES = (".json", ".png", ".svg", ".pdf")
+
+
+class _Betas(click.ParamType):
+    """Numbers between commas."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, context: click.Context | None
+    ) -> tuple[float, ...]:
+        """Each once, ascending."""
+        if isinstance(value, tuple):
+            return value
+        from guided_smc.sweep import check_betas
+
+        words = [word.strip() for word in str(value).split(",")]
+        try:
+            return check_betas(float(word) for word in words)
+        except OptionError as error:
+            self.fail(str(error), param, context)
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 0,0.5,1", param, context)
+
+
+@click.command(context_settings=SETTINGS, short_help="Find out how strong a reward should be.")
+@click.argument("prompts")
+@click.option("--model", default="smollm2-135m", show_default=True, help="Name, folder or file.")
+@click.option(
+    "--draft", help="Proposes tokens: a smaller model with the same tokenizer, int8, or ngram."
+)
+@reward_options
+@click.option(
+    "--beta",
+    "betas",
+    type=_Betas(),
+    default="0,0.5,1,2,4",
+    show_default=True,
+    help="Strengths of the rewards to try.",
+)
+@click.option(
+    "--n-particles",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Particles per prompt, and candidates of best-of-N.",
+)
+@language_options
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    help="Also write a file: .json, or a plot as .png, .svg or .pdf. Repeatable.",
+)
+@sampling_options(*_OWN)
+@click.option("--chat/--no-chat", default=None, help="Use the chat template, or not.")
+@click.option(
+    "--batch-rows",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Most particles, of all prompts together, in one batch.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@model_options
+@click.option("--quiet", is_flag=True, help="No progress or notices.")
+@debug_option
+def sweep(**given: Any) -> int:
+    """Draw the frontier of reward and KL over PROMPTS, with best-of-N on it.
+
+    A reward R of strength β makes the posterior p · exp(β·R). The larger β, the larger R is on
+    average, and the further the posterior is from the model: that distance is KL, in nats. PROMPTS
+    is a file as generate takes it. Every prompt runs once for each β, and once without any for the
+    candidates that best-of-N and soft best-of-N choose from.
+
+    \b
+    Columns:
+      method        smc (particles), best_of_n or soft_best_of_n
+      β, N          strength; particles or candidates
+      reward        mean reward of the answers, and its standard error
+      KL            how far their law is from the model; of smc, how far the posterior is
+      independent   effective number of independent answers among the particles
+      tokens        drawn from the model for each prompt
+
+    \b
+    Examples:
+      guided-smc sweep prompts.txt --reward sentiment
+      guided-smc sweep prompts.txt --reward length:200 --beta 0,1,4,16 -o frontier.svg
+      guided-smc sweep prompts.jsonl --reward scores:politeness --schema reply.json -o points.json
+
+    \b
+    Exit codes:
+      0    all was measured
+      1    it broke off (a message says why), or a file could not be written
+      2    wrong usage or set-up; nothing ran
+      130  Ctrl-C, 143 SIGTERM: what had been measured is printed and written
+    """  # noqa: D301 (click's mark is the character, not its escape)
+    for path in given["outputs"]:
+        if Path(path).suffix.lower() not in _SUFFIXES:
+            raise click.UsageError(f"--output {path} must end in {', '.join(_SUFFIXES)}")
+        if not Path(path).absolute().parent.is_dir():
+            raise click.UsageError(f"--output {path}: there is no such folder")
+    try:
+        options = make_options(
+            n_particles=given["n_particles"],
+            **{n: given[n] for n in SAMPLING if n not in _OWN and given[n] not in (None, ())},
+        )
+    except OptionError as error:
+        raise click.UsageError(with_flags(str(error))) from None
+    if given["draft"] is None and options.block_size not in (None, 0, "auto"):
+        raise click.UsageError("--block-size needs --draft")
+    load = load_arguments(given)
+    language = load_language(given)
+    tilt = load_tilt(given, beta=None)
+    if tilt.reward is None:
+        raise click.UsageError("a sweep needs --reward or --rewards")
+    lines = read_prompts(given["prompts"], options)
+    for line in lines:
+        for name in _OWN:
+            if getattr(line.options, name) != getattr(options, name):
+                raise click.UsageError(
+                    f"{given['prompts']}, line {line.number}: {name} is the sweep's own"
+                )
+
+    from rich.console import Console
+
+    from guided_smc.sweep import Sweep
+
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    swept = Sweep(tilt.reward.name, given["betas"], given["n_particles"])
+    code = 0
+    with Interrupts():
+        import guided_smc
+
+        def notify(message: str) -> None:
+            if not given["quiet"]:
+                console.print(message, soft_wrap=True)
+
+        lm = guided_smc.load(given["model"], notify=notify, **load)
+        settings = {"output_type": language.constraint, "chat": given["chat"]}
+        try:
+            _measure(swept, lm, lines, tilt.reward, settings, given, console)
+        except Interrupted as interrupted:
+            code = interrupted.exit_code
+            click.echo("Interrupted: this is what had been measured.", err=True)
+        except GuidedSMCError as error:
+            raise click.ClickException(str(error)) from error
+    if not swept.points:
+        raise click.ClickException("no prompt had an answer; try one of them with generate")
+    if given["as_json"]:
+        click.echo(json.dumps(swept.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        _print(swept)
+    for path in given["outputs"]:
+        try:
+            swept.save(path)
+        except OSError as error:
+            raise click.ClickException(f"cannot write to {path}: {error.strerror}") from None
+        except OptionError as error:
+            raise click.ClickException(str(error)) from None
+    return code
+
+
+def _measure(
+    swept: Sweep,
+    lm: Any,
+    lines: list[Any],
+    reward: Any,
+    settings: dict[str, Any],
+    given: dict[str, Any],
+    console: Console,
+) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from guided_smc.cli.progress import ScoringColumn, is_terminal
+    from guided_smc.sweep import measure
+
+    with Progress(
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        ScoringColumn(),
+        console=console,
+        disable=given["quiet"] or not is_terminal(console),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as progress:
+        task = progress.add_task("", total=len(lines) * (1 + len(swept.betas)))
+        for _ in measure(
+            swept,
+            lm,
+            [line.prompt for line in lines],
+            reward,
+            each=[
+                {"columns": line.carried, "options": line.options, "exact_seed": line.own_seed}
+                for line in lines
+            ],
+            max_rows=given["batch_rows"],
+            **settings,
+        ):
+            progress.advance(task)
+
+
+def _print(swept: Sweep) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=f"reward {swept.name}", title_justify="left")
+    for name in ("method", "β", "N", "reward", "KL", "independent", "tokens"):
+        shown.add_column(name, justify="left" if name == "method" else "right")
+    points = swept.points
+    for point, after in zip(points, [*points[1:], None], strict=True):
+        shown.add_row(
+            point.method,
+            "-" if point.beta is None else f"{point.beta:g}",
+            str(point.n),
+            _estimate(point.reward),
+            _estimate(point.kl),
+            "-" if point.independent is None else f"{point.independent:.1f}",
+            f"{point.target_tokens:.0f}",
+            end_section=after is None or after.method != point.method,
+        )
+    console = Console(markup=False, emoji=False, highlight=False)
+    console.print(shown)
+    for failed in swept.to_dict()["failed"]:
+        what = "candidates" if failed["beta"] is None else f"β = {failed['beta']:g}"
+        console.print(f"{what}: {failed['prompts']} prompt(s) without an answer", soft_wrap=True)
+
+
+def _estimate(estimate: Estimate) -> str:
+    error = "" if estimate.std_error is None else f" ± {estimate.std_error:.2g}"
+    return f"{estimate.value:.3g}{error}"
