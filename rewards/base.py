@@ -30,8 +30,10 @@ from guided_smc.rewards.scoring import Cache, scoring, shorten
 Own = TypeVar("Own", bound="Reward")
 Memo: TypeAlias = "dict[int, list[float | None]]"
 
+_UNKNOWN = object()
+
 _SLACK = 1e-6
-"""By how much of its range a score may leave its bounds, through rounding."""
+"""By how much of its range (1, if that is infinite) a score may leave its bounds, by rounding."""
 
 
 class Reward(Tilt):
@@ -79,7 +81,7 @@ class Reward(Tilt):
         self.adaptive = schedule == "adaptive"
         self.name = name or type(self).__name__
         self.bounds = check_bounds(bounds)
-        self._cache: Cache[float | None] = Cache()
+        self._cache: Cache[Any] = Cache()
 
     def __repr__(self) -> str:
         return f"<reward {self.name}, beta={self.beta:g}, on={self.on}>"
@@ -125,8 +127,8 @@ class Reward(Tilt):
 
     @property
     def scores_prefixes(self) -> bool:
-        """Whether anything is said of unfinished texts."""
-        return self.on != "end"
+        """Whether anything is said of unfinished texts, and counts."""
+        return self.on != "end" and self.beta != 0
 
     def prefix_beta(self, completion: Completion) -> float:
         """β of an unfinished text, by `schedule`."""
@@ -175,10 +177,11 @@ class Reward(Tilt):
         for key, completion in zip(keys, completions, strict=True):
             if key in values or key in unknown:
                 continue
-            if key in self._cache:
-                values[key] = self._cache.get(key)
-            else:
+            known = self._cache.get(key, _UNKNOWN)
+            if known is _UNKNOWN:
                 unknown[key] = completion
+            else:
+                values[key] = known
         if unknown:
             scores = self._ask(list(unknown.values()), finished)
             for key, value in zip(unknown, scores, strict=True):
@@ -215,7 +218,7 @@ class Reward(Tilt):
             raise self.error(f"returned {score!r}, not a number", [completion])
         if self.bounds is not None and finished:
             low, high = self.bounds
-            slack = _SLACK * (high - low)
+            slack = _SLACK * (high - low if math.isfinite(high - low) else 1.0)
             if not low - slack <= score <= high + slack:
                 raise self.error(
                     f"returned {score!r}, outside its bounds {self.bounds}", [completion]

@@ -7,7 +7,7 @@ as the text grows. So a score is held from one boundary to the next.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from guided_smc.errors import OptionError
 from guided_smc.rewards.partial_json import last_closed
@@ -40,21 +40,24 @@ def check_on(on: object) -> str:
     return on
 
 
-def last_sentence(text: str) -> int | None:
-    """Where the last whole sentence ends: behind its stop and closing quotes; None before any.
+def sentence_ends(text: str) -> Iterator[int]:
+    """Where whole sentences end: behind the stop and closing quotes, ascending.
 
     An end is a stop with whitespace behind it, a full-width stop, or an empty line. Not one is a
     decimal point, and neither is the dot of an initial, of a few common abbreviations, or of the
     number of an item in a list.
     """
-    end = None
     for found in _SENTENCE_END.finditer(text):
         if found["stop"] == ".":
             before = text[max(0, found.start() - _LOOK_BACK) : found.start()]
             if _NO_END.search(before):
                 continue
-        end = found.end()
-    return end
+        yield found.end()
+
+
+def last_sentence(text: str) -> int | None:
+    """Where the last whole sentence ends; None before any."""
+    return max(sentence_ends(text), default=None)
 
 
 def last_line(text: str) -> int | None:

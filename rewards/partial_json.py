@@ -30,10 +30,7 @@ class Open(Exception):
 
 
 class MissingField(AttributeError, KeyError):
-    """A closed object has no such field."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"there is no field {name!r}")
+    """A closed value has no such field or element."""
 
     __str__ = AttributeError.__str__
 
@@ -56,7 +53,7 @@ class Record:
     def __getitem__(self, name: str) -> Any:
         if name in self.__fields:
             return self.__fields[name]
-        raise Open if self.__open else MissingField(name)
+        raise Open if self.__open else MissingField(f"there is no field {name!r}")
 
     def __contains__(self, name: object) -> bool:
         return name in self.__fields or name in self.__settled()

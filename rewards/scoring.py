@@ -230,15 +230,12 @@ class Cache(Generic[Value]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-    def get(self, key: Hashable) -> Value | None:
-        """The value, now the last used; None if it is not there."""
+    def get(self, key: Hashable, default: Value | None = None) -> Value | None:
+        """The value, now the last used; `default` if it is not there."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
-            return self._values.get(key)
+            return self._values.get(key, default)
 
     def put(self, key: Hashable, value: Value) -> None:
         """Keep a value, and forget the one that was not used for longest."""

@@ -127,9 +127,7 @@ def load_pretrained(
             model, is corrupt, or does not fit the device.
     """
     name = os.fspath(name)
-    placement = _placement(device, device_map)
-    weights_dtype = _resolve_dtype(dtype, on_cpu=placement == torch.device("cpu"))
-    options = _LoadOptions(name, weights_dtype, placement, trust_remote_code, allow_pickle)
+    options = _options(name, dtype, device, device_map, trust_remote_code, allow_pickle)
 
     located = _locate(name, options, notify)
     if located.suffix.lower() != ".gguf":
@@ -143,6 +141,58 @@ def load_pretrained(
             raise
         shutil.rmtree(folder, ignore_errors=True)
         return _load_folder(converted(located, listed_as, notify), options)
+
+
+def load_other(
+    name: str | os.PathLike[str],
+    auto_class: Literal["AutoModel", "AutoModelForSequenceClassification"],
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    notify: Notify | None = None,
+) -> LoadedModel:
+    """Load a model that is no language model, by the same rules: an encoder or a classifier.
+
+    Args:
+        name: A local folder or a hub id.
+        auto_class: Of transformers.
+        dtype: As in `load_pretrained`.
+        device: As there.
+        trust_remote_code: As there.
+        allow_pickle: As there.
+        notify: As there.
+
+    Raises:
+        OptionError: Unknown dtype or device.
+        ModelError: As in `load_pretrained`.
+    """
+    name = os.fspath(name)
+    options = _options(name, dtype, device, None, trust_remote_code, allow_pickle, auto_class)
+    return _load_folder(locate_folder(name, trust_remote_code, allow_pickle, notify), options)
+
+
+def locate_folder(
+    name: str | os.PathLike[str],
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    notify: Notify | None = None,
+) -> Path:
+    """The folder of a model, downloaded if need be.
+
+    Raises:
+        ModelError: There is none, or it is a GGUF file.
+    """
+    name = os.fspath(name)
+    options = _options(name, None, "cpu", None, trust_remote_code, allow_pickle)
+    located = _locate(name, options, notify)
+    if located.suffix.lower() == ".gguf":
+        raise ModelError(
+            f"{name!r} is a GGUF file, which holds a language model: give a folder or a hub id "
+            "with *.safetensors"
+        )
+    return located
 
 
 def cached_models() -> list[CachedModel]:
@@ -173,6 +223,29 @@ class _LoadOptions:
     placement: torch.device | str | dict[str, Any]
     trust_remote_code: bool
     allow_pickle: bool
+    auto_class: str = "AutoModelForCausalLM"
+
+
+def _options(
+    name: str,
+    dtype: str | torch.dtype | None,
+    device: str | torch.device | None,
+    device_map: str | dict[str, Any] | None,
+    trust_remote_code: bool,
+    allow_pickle: bool,
+    auto_class: str = "AutoModelForCausalLM",
+) -> _LoadOptions:
+    placement = _placement(device, device_map)
+    weights_dtype = _resolve_dtype(dtype, on_cpu=placement == torch.device("cpu"))
+    return _LoadOptions(name, weights_dtype, placement, trust_remote_code, allow_pickle, auto_class)
+
+
+_UNLIKE = {
+    "AutoModel": "not the encoder that its config says",
+    "AutoModelForCausalLM": "not a language model (a classifier, an embedding model...)",
+    "AutoModelForSequenceClassification": "not a classifier: it has no trained head",
+}
+"""What a model with missing tensors may be, by what it was loaded as."""
 
 
 def _placement(
@@ -313,7 +386,8 @@ def _load_folder(folder: Path, options: _LoadOptions) -> LoadedModel:
             config = transformers.AutoConfig.from_pretrained(folder, **common)
         except Exception as error:
             raise _load_error(name, "config", error) from error
-        require_causal(name, config)
+        if options.auto_class == "AutoModelForCausalLM":
+            require_causal(name, config)
         use_safetensors = _require_safe_weights(folder, options)
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **common)
@@ -326,7 +400,7 @@ def _load_folder(folder: Path, options: _LoadOptions) -> LoadedModel:
             # Straight to the GPU: through the CPU, a large model would need its memory as well.
             device_map = {"": device} if device.type == "cuda" else None
         try:
-            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            model, info = getattr(transformers, options.auto_class).from_pretrained(
                 folder,
                 config=config,
                 dtype=options.dtype,
@@ -340,12 +414,15 @@ def _load_folder(folder: Path, options: _LoadOptions) -> LoadedModel:
         except Exception as error:
             raise _load_error(name, "weights", error) from error
     missing = sorted(info["missing_keys"])
+    if options.auto_class == "AutoModel":
+        # Not part of the hidden states, which are all that is asked of it.
+        missing = [key for key in missing if not key.startswith("pooler.")]
     if missing:
         # transformers would fill them with random numbers.
         raise ModelError(
             f"the weights of {name!r} lack {len(missing)} of the tensors of a "
             f"{type(model).__name__}, such as {missing[0]!r}: the model is incomplete, or it is "
-            "not a language model (a classifier, an embedding model...)"
+            f"{_UNLIKE[options.auto_class]}"
         )
     return LoadedModel(model.eval(), tokenizer, name)
 

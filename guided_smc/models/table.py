@@ -125,6 +125,10 @@ class TableModel:
             left = left[len(self.vocabulary.tokens[ids[-1]] or b"") :]
         return ids or [self.vocabulary.eos_ids[0]]
 
+    def continuation(self, text: str) -> list[int]:
+        """Tokens of a text that goes on from a prompt, as `encode` spells it."""
+        return self.encode(text) if text else []
+
     def enumerate(self, prompt: Sequence[int], max_tokens: int) -> dict[Context, float]:
         """`p(x | prompt)` of every finished text of at most `max_tokens` tokens.
 

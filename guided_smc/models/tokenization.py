@@ -166,6 +166,10 @@ class PromptEncoder:
             ids = self._encode_messages(messages)
         return ids or [self._first_token()]
 
+    def continuation(self, text: str) -> list[int]:
+        """Token ids of a text that goes on from a prompt: no special tokens around it."""
+        return self._tokenize(text, add_special_tokens=False)
+
     def _first_token(self) -> int:
         """What an empty text begins with: models need one token to condition on."""
         bos = self._tokenizer.bos_token_id
