@@ -121,10 +121,13 @@ class Options(BaseModel):
             return self
         for name in ("ess_threshold", "resampling", "target_ess", "islands"):
             if name in self.model_fields_set and getattr(self, name) is not None:
-                raise ValueError(f"{name}: method={self.method!r} never resamples; leave it out")
+                raise ValueError(
+                    f"{name}: nothing is resampled with method={self.method!r}; leave it out"
+                )
         if self.block_size not in (None, 0):
             raise ValueError(
-                f"block_size: method={self.method!r} draws from the target, got {self.block_size!r}"
+                f"block_size: nothing is drafted with method={self.method!r}, got "
+                f"{self.block_size!r}"
             )
         return self
 

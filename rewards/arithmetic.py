@@ -41,6 +41,9 @@ class Composed(Reward):
         times = {part.on for part in self.parts}
         return times.pop() if len(times) == 1 else None
 
+    def _limit(self, timeout: float | None) -> None:
+        self.parts = tuple(part.with_(timeout=timeout) for part in self.parts)
+
     def _speak_on(self, on: str) -> None:
         self.parts = tuple(part.with_(on=on) for part in self.parts)
         self.on = on

@@ -16,7 +16,7 @@ import dataclasses
 import math
 import numbers
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from decimal import Decimal
 from typing import Any, TypeAlias, TypeVar
 
@@ -25,9 +25,10 @@ from guided_smc.options import check_beta
 from guided_smc.potentials import Completion, Potential, Tilt
 from guided_smc.rewards.boundaries import CUTS, check_on
 from guided_smc.rewards.schedules import Schedule, check_schedule, fraction
-from guided_smc.rewards.scoring import Cache, scoring, shorten
+from guided_smc.rewards.scoring import Cache, TimedOut, in_thread, scoring, shorten
 
 Own = TypeVar("Own", bound="Reward")
+Ask: TypeAlias = "Callable[[Sequence[Completion]], Sequence[Any]]"
 Memo: TypeAlias = "dict[int, list[float | None]]"
 
 _UNKNOWN = object()
@@ -62,6 +63,9 @@ class Reward(Tilt):
 
     deterministic: bool = False
     """Whether equal texts of equal prompts always have the same score, so that it is kept."""
+
+    timeout: float | None = None
+    """Seconds that one call, for all texts of a step, may take."""
 
     may_abstain: bool = False
     """Whether it may say None of a text: that it does not apply. It is silent then."""
@@ -196,7 +200,10 @@ class Reward(Tilt):
         ask = self.score if finished else self.estimate
         with scoring(self.name, len(completions)):
             try:
-                values = list(ask(completions))
+                values = self._in_time(ask, completions)
+            except TimedOut:
+                what = f"took longer than timeout={self.timeout:g} seconds"
+                raise self.error(what, completions) from None
             except (PotentialError, OptionError):
                 raise
             except Exception as error:
@@ -206,6 +213,20 @@ class Reward(Tilt):
                 f"returned {len(values)} scores for {len(completions)} texts", completions
             )
         return [self._checked(v, c, finished) for v, c in zip(values, completions, strict=True)]
+
+    def _in_time(
+        self,
+        ask: Callable[[Sequence[Completion]], Sequence[Any]],
+        completions: Sequence[Completion],
+    ) -> list[Any]:
+        """What `ask` says.
+
+        Raises:
+            TimedOut: It took longer than `timeout`.
+        """
+        if self.timeout is None:
+            return list(ask(completions))
+        return in_thread(lambda: list(ask(completions)), self.timeout)
 
     def _checked(self, value: Any, completion: Completion, finished: bool) -> float | None:
         if value is None and self.may_abstain:
@@ -255,8 +276,10 @@ class Reward(Tilt):
         on: str | None = None,
         schedule: Schedule | None = None,
         name: str | None = None,
+        timeout: float | None = None,
     ) -> Own:
-        """A copy with another β, time to speak, schedule or name; None leaves it as it is.
+        """A copy with another β, time to speak, schedule, name or time limit (in seconds, of one
+        call for all texts of a step); None leaves it as it is.
 
         Raises:
             OptionError: One of them cannot be.
@@ -271,7 +294,12 @@ class Reward(Tilt):
             other.adaptive = schedule == "adaptive"
         if name is not None:
             other._rename(name)
+        if timeout is not None:
+            other._limit(check_timeout(timeout))
         return other
+
+    def _limit(self, timeout: float | None) -> None:
+        self.timeout = timeout
 
     def _speak_on(self, on: str) -> None:
         self.on = on
@@ -357,6 +385,18 @@ class Reward(Tilt):
         from guided_smc.rewards.arithmetic import standardised
 
         return standardised(self, mean, std)
+
+
+def check_timeout(timeout: Any) -> float | None:
+    """A time limit in seconds; None is none.
+
+    Raises:
+        OptionError: Not a number above 0.
+    """
+    seconds = None if timeout is None else as_number(timeout)
+    if timeout is not None and (seconds is None or not 0 < seconds < math.inf):
+        raise OptionError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+    return seconds
 
 
 def check_bounds(bounds: Any) -> tuple[float, float] | None:

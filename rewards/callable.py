@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from guided_smc.errors import OptionError, PotentialError
 from guided_smc.potentials import Completion
-from guided_smc.rewards.base import Reward, as_number
+from guided_smc.rewards.base import Reward, as_number, check_timeout
 from guided_smc.rewards.schedules import Schedule
 from guided_smc.rewards.scoring import Failed, Progress, TimedOut, each, each_awaited, shorten
 
@@ -110,13 +109,10 @@ class CallableReward(Reward):
         super().__init__(beta=beta, on=on, schedule=schedule, name=name or _name(fn), bounds=bounds)
         if prefix is not None and on == "end":
             raise OptionError(f'the reward {self.name!r} has prefix= and on="end": never asked')
-        seconds = None if timeout is None else as_number(timeout)
-        if timeout is not None and (seconds is None or not 0 < seconds < math.inf):
-            raise OptionError(f"timeout must be a number of seconds above 0, got {timeout!r}")
         if messages not in (None, True, False):
             raise OptionError(f"messages must be True, False or None, got {messages!r}")
         self.fn = fn
-        self.timeout = seconds
+        self.timeout = check_timeout(timeout)
         self._whole = _Function.of(fn, self.name)
         self._unfinished = self._whole if prefix is None else _Function.of(prefix, self.name)
         self.convention: Literal["batch", "text"] = self._whole.convention
@@ -134,6 +130,13 @@ class CallableReward(Reward):
     def estimate(self, completions: Sequence[Completion]) -> Sequence[Any]:
         """What `prefix` returns, or else the function."""
         return self._call(self._unfinished, completions)
+
+    def _in_time(
+        self,
+        ask: Callable[[Sequence[Completion]], Sequence[Any]],
+        completions: Sequence[Completion],
+    ) -> list[Any]:
+        return list(ask(completions))  # which minds the time itself, and knows the text at fault
 
     def _call(self, function: _Function, completions: Sequence[Completion]) -> Sequence[Any]:
         run = each_awaited if function.is_async else each

@@ -236,9 +236,9 @@ class TestMethods:
 
     def test_a_method_that_does_not_resample_refuses_what_resampling_takes(self):
         for name, given in {"islands": 2, "ess_threshold": 0.5, "resampling": "residual"}.items():
-            with pytest.raises(OptionError, match=f"{name}: method=\"?'?best_of_n.*leave it out"):
+            with pytest.raises(OptionError, match=f"{name}: nothing is resampled with method="):
                 make_options(None, method="best_of_n", **{name: given})
-        with pytest.raises(OptionError, match=r"block_size: .*draws from the target, got 3"):
+        with pytest.raises(OptionError, match=r"block_size: nothing is drafted with .*, got 3"):
             make_options(None, method="importance", block_size=3)
 
     def test_a_method_refuses_a_request_that_lacks_what_it_chooses_by(self):

@@ -107,7 +107,7 @@ def sweep(**given: Any) -> int:
 
     \b
     Columns:
-      method        smc (particles), best_of_n or soft_best_of_n
+      method        smc (particles), best of n or soft best of n
       β, N          strength; particles or candidates
       reward        mean reward of the answers, and its standard error
       KL            how far their law is from the model; of smc, how far the posterior is
@@ -240,11 +240,11 @@ def _print(swept: Sweep) -> None:
 
     shown = Table(title=f"reward {swept.name}", title_justify="left")
     for name in ("method", "β", "N", "reward", "KL", "independent", "tokens"):
-        shown.add_column(name, justify="left" if name == "method" else "right")
+        shown.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     points = swept.points
     for point, after in zip(points, [*points[1:], None], strict=True):
         shown.add_row(
-            point.method,
+            point.method.replace("_", " "),
             "-" if point.beta is None else f"{point.beta:g}",
             str(point.n),
             _estimate(point.reward),
@@ -261,5 +261,5 @@ def _print(swept: Sweep) -> None:
 
 
 def _estimate(estimate: Estimate) -> str:
-    error = "" if estimate.std_error is None else f" ± {estimate.std_error:.2g}"
+    error = "" if not estimate.std_error else f" ± {estimate.std_error:.2g}"
     return f"{estimate.value:.3g}{error}"
