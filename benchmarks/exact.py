@@ -148,9 +148,9 @@ def enumerate_language(
 def _allowed(
     grammar: CompiledConstraint, states: list[ConstraintState], width: int
 ) -> list[set[int]]:
-    bitmask = torch.zeros((len(states), (width + 31) // 32), dtype=torch.int32)
+    bitmask = np.zeros((len(states), (width + 31) // 32), dtype=np.int32)
     grammar.fill_masks(states, bitmask)
-    bits = np.unpackbits(bitmask.numpy().view(np.uint8), axis=1, bitorder="little")
+    bits = np.unpackbits(bitmask.view(np.uint8), axis=1, bitorder="little")
     return [set(np.flatnonzero(row).tolist()) for row in bits]
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
 
 from guided_smc.grammars.pieces import Pieces
 from guided_smc.potentials import CompiledConstraint, ConstraintState
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_ENTRIES = 2**25
 """Transitions of a table: 128 MiB."""
@@ -162,6 +164,8 @@ class Automaton:
         Returns:
             None if the table would be larger.
         """
+        import torch  # here, since it takes seconds, and `guided-smc check` needs no tensors
+
         n_states = automaton.refused
         if n_states * len(own) > max_entries:
             return None
@@ -171,7 +175,7 @@ class Automaton:
         allowed = reached < FAR
         transitions[~allowed] = -1
         return cls(
-            own.pack(allowed),
+            torch.from_numpy(own.pack(allowed)),
             torch.from_numpy(transitions),
             torch.from_numpy(automaton.accepting[:-1].copy()),
             torch.from_numpy(distances),
@@ -197,7 +201,7 @@ class CompiledFinite:
         """The state before the first token."""
         return FiniteState(self._compiled.start(), self._states, self._own, 0)
 
-    def fill_masks(self, states: Sequence[FiniteState], bitmask: torch.Tensor) -> None:
+    def fill_masks(self, states: Sequence[FiniteState], bitmask: np.ndarray) -> None:
         """Write the tokens that keep each prefix completable."""
         self._compiled.fill_masks([state.inner for state in states], bitmask)
 
@@ -215,11 +219,11 @@ class CompiledFinite:
         return None if distance == FAR else distance
 
     def fill_masks_within(
-        self, states: Sequence[FiniteState], budgets: Sequence[int], bitmask: torch.Tensor
+        self, states: Sequence[FiniteState], budgets: Sequence[int], bitmask: np.ndarray
     ) -> None:
         """`fill_masks`, without tokens behind which a member takes more than the budget's rest."""
         assert self.tables is not None
-        bitmask.zero_()
+        bitmask.fill(0)
         distances = np.append(self.tables.distances.numpy(), FAR)  # −1 is the last
         for i, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             if state.number != self._states.refused:

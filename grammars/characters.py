@@ -12,7 +12,6 @@ from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
-import torch
 
 from guided_smc.grammars.matching import every_byte
 from guided_smc.potentials import CompiledConstraint, ConstraintState
@@ -64,9 +63,9 @@ class Allowed:
 
 def next_bytes(compiled: CompiledConstraint, state: ConstraintState) -> list[int]:
     """The bytes that a mask lets pass, one by one; not all need be viable."""
-    mask = torch.empty((1, 9), dtype=torch.int32)  # [1, ceil(257 / 32)]
+    mask = np.empty((1, 9), dtype=np.int32)  # [1, ceil(257 / 32)]
     compiled.fill_masks([state], mask)
-    bits = np.unpackbits(mask.numpy().view(np.uint8)[0], bitorder="little")
+    bits = np.unpackbits(mask.view(np.uint8)[0], bitorder="little")
     return [int(byte) for byte in np.flatnonzero(bits[:256])]
 
 

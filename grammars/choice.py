@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Literal, get_args, get_origin
 from weakref import WeakKeyDictionary
 
-import torch
+import numpy as np
 
 from guided_smc.errors import ConstraintError, OutputValidationError
 from guided_smc.grammars.automata import MAX_STATES, Automaton, ByteAutomaton
@@ -136,7 +136,7 @@ class CompiledChoice:
     def __init__(self, texts: Sequence[bytes], vocabulary: Vocabulary) -> None:
         self.texts = texts
         self.pieces = pieces(vocabulary)
-        self._masks: dict[tuple[int, int], torch.Tensor] = {}
+        self._masks: dict[tuple[int, int], np.ndarray] = {}
         self._ways: dict[bytes, list[int | None]] = {}
         self.farthest = max(map(len, texts))  # a token has a byte at least
 
@@ -144,15 +144,15 @@ class CompiledChoice:
         """The state before the first token."""
         return ChoiceState(self, 0, len(self.texts), 0)
 
-    def fill_masks(self, states: Sequence[ChoiceState], bitmask: torch.Tensor) -> None:
+    def fill_masks(self, states: Sequence[ChoiceState], bitmask: np.ndarray) -> None:
         """Write the tokens that keep each prefix completable; none for a dead or complete one.
 
         Args:
             states: States of this choice.
-            bitmask: int32 CPU tensor `[len(states), ceil(V / 32)]`, overwritten. Bits of special
+            bitmask: int32 array `[len(states), ceil(V / 32)]`, overwritten. Bits of special
                 and padded ids are always 0.
         """
-        if bitmask.shape != (len(states), self.pieces.words) or bitmask.dtype != torch.int32:
+        if bitmask.shape != (len(states), self.pieces.words) or bitmask.dtype != np.int32:
             raise ValueError(
                 f"bitmask must be int32 of shape {(len(states), self.pieces.words)}, "
                 f"got {bitmask.dtype} of shape {tuple(bitmask.shape)}"
@@ -160,7 +160,7 @@ class CompiledChoice:
         for row, state in enumerate(states):
             bitmask[row] = self._mask(state)
 
-    def _mask(self, state: ChoiceState) -> torch.Tensor:
+    def _mask(self, state: ChoiceState) -> np.ndarray:
         place = (state.low, state.depth) if state.alive else (-1, 0)
         if place not in self._masks:
             if len(self._masks) >= _MOST_MASKS:
@@ -181,7 +181,7 @@ class CompiledChoice:
         return self._ways[text]
 
     def fill_masks_within(
-        self, states: Sequence[ChoiceState], budgets: Sequence[int], bitmask: torch.Tensor
+        self, states: Sequence[ChoiceState], budgets: Sequence[int], bitmask: np.ndarray
     ) -> None:
         """`fill_masks`, without tokens behind which every text takes more than the budget's rest.
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-import torch
+import numpy as np
 
 from guided_smc.potentials import CompiledConstraint, Unmasked
 
@@ -45,7 +45,7 @@ class Completions:
         self._compiled = compiled
         self._alphabet = sum(1 << byte for byte in alphabet)
         self._viable = compiled.viable if isinstance(compiled, Unmasked) else None
-        self._words = torch.empty((1, 9), dtype=torch.int32)
+        self._words = np.empty((1, 9), dtype=np.int32)
 
     def start(self) -> Any:
         """The state in front of every text."""
@@ -114,7 +114,7 @@ class Completions:
     def _allowed(self, state: Any) -> int:
         """The next bytes, as the bits of a number."""
         self._compiled.fill_masks([state], self._words)
-        bits = int.from_bytes(self._words.numpy().tobytes(), "little")
+        bits = int.from_bytes(self._words.tobytes(), "little")
         return bits & self._alphabet
 
 

@@ -18,7 +18,6 @@ from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 
 from guided_smc.errors import ConstraintError
 from guided_smc.grammars.completing import Completions
@@ -59,7 +58,7 @@ class Measured(CompiledConstraint, Protocol):
         """The fewest tokens to a member; None if this vocabulary spells none."""
 
     def fill_masks_within(
-        self, states: Sequence[Any], budgets: Sequence[int], bitmask: torch.Tensor
+        self, states: Sequence[Any], budgets: Sequence[int], bitmask: np.ndarray
     ) -> None:
         """`fill_masks`, without tokens behind which a member takes more than the budget's rest."""
 
@@ -145,7 +144,7 @@ class Finishing:
         """The state before the first token."""
         return Within(self._compiled.start(), self._max_tokens)
 
-    def fill_masks(self, states: Sequence[Within], bitmask: torch.Tensor) -> None:
+    def fill_masks(self, states: Sequence[Within], bitmask: np.ndarray) -> None:
         """Write the tokens that keep each prefix completable in time."""
         inner = [state.inner for state in states]
         if all(state.left > self._compiled.farthest for state in states):
@@ -272,7 +271,7 @@ class Searching:
             self._compiled.start(), left, search.start, search.shortest, left, b"", search.own
         )
 
-    def fill_masks(self, states: Sequence[Outlook], bitmask: torch.Tensor) -> None:
+    def fill_masks(self, states: Sequence[Outlook], bitmask: np.ndarray) -> None:
         """Write what the constraint allows, whatever the room."""
         self._compiled.fill_masks([state.inner for state in states], bitmask)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-import torch
+import numpy as np
 
 from guided_smc.errors import ConstraintError
 from guided_smc.grammars.matching import CompiledGrammar, Limits, every_byte
@@ -40,7 +40,7 @@ class Grammar(Constraint):
         # Over plain bytes, so that a bad grammar is known before there is a model.
         compiled = self._bind(every_byte())
         state = compiled.start()
-        first = torch.empty((1, 9), dtype=torch.int32)
+        first = np.empty((1, 9), dtype=np.int32)
         compiled.fill_masks([state], first)
         if not state.accepting and not first.any():
             raise ConstraintError(f"{name}: no text satisfies it")

@@ -23,8 +23,8 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Literal, get_origin
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pydantic
-import torch
 
 from guided_smc.errors import ConstraintError, OptionError, OutputValidationError
 from guided_smc.grammars.keywords import Schema, depth, json_path, shorten
@@ -385,7 +385,7 @@ class _Trial:
             if "recursion limit" in superset.error:  # of llguidance's reader of JSON
                 raise ConstraintError(_TOO_DEEP)
             raise ConstraintError(f"the schema does not compile: {superset.error}")
-        first = torch.empty((1, 9), dtype=torch.int32)
+        first = np.empty((1, 9), dtype=np.int32)
         self._last.fill_masks([self._last.start()], first)
         if not first.any():
             raise ConstraintError("no JSON value satisfies the schema", path="$")

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 
 from guided_smc.grammars.matching import CompiledGrammar, GrammarState
 from guided_smc.grammars.pieces import pieces
@@ -119,11 +118,11 @@ class _Tokens:
         return [piece for piece in self.own.ids if b'"' in piece or b"\\" in piece]
 
     @cached_property
-    def unquoted(self) -> torch.Tensor:
+    def unquoted(self) -> np.ndarray:
         """The other tokens, as bits `[ceil(V / 32)]`."""
         return self.bits(self.own.ids.keys() - set(self.quoted))
 
-    def bits(self, found: Iterable[bytes]) -> torch.Tensor:
+    def bits(self, found: Iterable[bytes]) -> np.ndarray:
         """The tokens that are one of these, as bits `[ceil(V / 32)]`."""
         return self.own.mask(token for piece in found for token in self.own.ids[piece])
 
@@ -157,12 +156,12 @@ class CompiledLayout:
         """The state before the first token."""
         return LayoutState(self, self.compact.start(), Place("item"))
 
-    def fill_masks(self, states: Sequence[LayoutState], bitmask: torch.Tensor) -> None:
+    def fill_masks(self, states: Sequence[LayoutState], bitmask: np.ndarray) -> None:
         """Write the tokens that keep each prefix completable; none for a dead or complete one.
 
         Args:
             states: States of this layout.
-            bitmask: int32 CPU tensor `[len(states), ceil(V / 32)]`, overwritten. Bits of special
+            bitmask: int32 array `[len(states), ceil(V / 32)]`, overwritten. Bits of special
                 and padded ids are always 0.
 
         Raises:
@@ -216,20 +215,20 @@ class CompiledLayout:
                 return False
         return self.keeps(compact, place)
 
-    def _masks(self, states: Sequence[GrammarState]) -> torch.Tensor:
+    def _masks(self, states: Sequence[GrammarState]) -> np.ndarray:
         words = -(-len(self.tokens.extended) // 32)
-        masks = torch.empty((len(states), words), dtype=torch.int32)
+        masks = np.empty((len(states), words), dtype=np.int32)
         self.compact.fill_masks(states, masks)
         return masks
 
-    def _byte_bits(self, mask: torch.Tensor) -> np.ndarray:
+    def _byte_bits(self, mask: np.ndarray) -> np.ndarray:
         """Which bytes may come next, `[256]`."""
         first = self.tokens.width // 32
-        bits = np.unpackbits(mask[first:].numpy().view(np.uint8), bitorder="little")
+        bits = np.unpackbits(mask[first:].view(np.uint8), bitorder="little")
         begin = self.tokens.width - 32 * first
         return bits[begin : begin + 256]
 
-    def _find_ways(self, place: Place) -> tuple[torch.Tensor, dict[_Way, torch.Tensor]]:
+    def _find_ways(self, place: Place) -> tuple[np.ndarray, dict[_Way, np.ndarray]]:
         """Tokens that the compact grammar judges alone, as bits, and the others by what they do."""
         tokens = self.tokens
         candidates: Iterable[bytes] = tokens.outside

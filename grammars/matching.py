@@ -19,7 +19,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from guided_smc.errors import ConstraintError, OptionError
@@ -168,34 +167,32 @@ class CompiledGrammar:
         """The state before the first token."""
         return GrammarState(self, self._start.deep_copy())
 
-    def fill_masks(self, states: Sequence[GrammarState], bitmask: torch.Tensor) -> None:
+    def fill_masks(self, states: Sequence[GrammarState], bitmask: np.ndarray) -> None:
         """Write the tokens that keep each prefix completable; none for a dead or complete one.
 
         Args:
             states: States of this grammar.
-            bitmask: int32 CPU tensor `[len(states), ceil(V / 32)]`, overwritten. Bits of special
-                and padded ids are always 0.
+            bitmask: int32 array `[len(states), ceil(V / 32)]`, overwritten. Bits of special and
+                padded ids are always 0.
 
         Raises:
             ConstraintError: A mask would cost more than the limits allow.
         """
         words = len(self.tokens.ordinary_bits)
-        if bitmask.shape != (len(states), words) or bitmask.dtype != torch.int32:
+        if bitmask.shape != (len(states), words) or bitmask.dtype != np.int32:
             raise ValueError(
                 f"bitmask must be int32 of shape {(len(states), words)}, "
                 f"got {bitmask.dtype} of shape {tuple(bitmask.shape)}"
             )
-        bitmask.zero_()
+        bitmask.fill(0)
         live = [(s.matcher, i) for i, s in enumerate(states) if s.growing]
         if not live:
             return
-        target = bitmask if bitmask.is_contiguous() else bitmask.contiguous()
-        _executor().unsafe_compute_mask_ptr(live, target.data_ptr(), 4 * words, len(states))
+        target = np.ascontiguousarray(bitmask)
+        _executor().unsafe_compute_mask_ptr(live, target.ctypes.data, 4 * words, len(states))
         for matcher, _ in live:
             self.check_limits(matcher)
-        torch.bitwise_and(target, self.tokens.ordinary_bits, out=target)
-        if target is not bitmask:
-            bitmask.copy_(target)
+        np.bitwise_and(target, self.tokens.ordinary_bits, out=bitmask)
 
     def check_limits(self, matcher: LLMatcher) -> None:
         """Raise if llguidance gave up on a text that may be fine.
@@ -257,7 +254,7 @@ class GrammarState:
 
     def forced(self) -> list[int]:
         """The tokens that are the only way on, as far as there is no choice and no end."""
-        mask = torch.empty((1, len(self._grammar.tokens.ordinary_bits)), dtype=torch.int32)
+        mask = np.empty((1, len(self._grammar.tokens.ordinary_bits)), dtype=np.int32)
         ahead = self
         forced: list[int] = []
         while len(forced) < _MOST_FORCED and ahead.growing and not ahead.accepting:
@@ -307,9 +304,9 @@ def _reason(message: str) -> str:
     return lines[0]
 
 
-def _only_bit(words: torch.Tensor) -> int | None:
+def _only_bit(words: np.ndarray) -> int | None:
     """The one bit that is set in an int32 mask `[W]`; None if there is none or a choice."""
-    nonzero = torch.nonzero(words)
+    nonzero = np.flatnonzero(words)
     if len(nonzero) != 1:
         return None
     index = int(nonzero[0])
@@ -331,8 +328,8 @@ class _Tokens:
         self._eos_ids = vocabulary.eos_ids
         padded = np.zeros(-(-len(ordinary) // 32) * 32, dtype=bool)
         padded[: len(ordinary)] = ordinary
-        packed = np.packbits(padded, bitorder="little").view("<i4").astype(np.int32)
-        self.ordinary_bits = torch.from_numpy(packed)  # [ceil(V / 32)]
+        packed = np.packbits(padded, bitorder="little").view("<i4")
+        self.ordinary_bits = packed.astype(np.int32)  # [ceil(V / 32)]
 
     def is_ordinary(self, token: int) -> bool:
         return 0 <= token < len(self._ordinary) and self._ordinary[token]

@@ -29,7 +29,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import torch
+import numpy as np
 from typing_extensions import NotRequired, TypedDict
 
 from guided_smc.errors import ConstraintError, OutputValidationError, UnsupportedConstraintError
@@ -352,12 +352,12 @@ class _CompiledOneOf:
     def start(self) -> _OneOfState:
         return _OneOfState([part.start() for part in self.parts])
 
-    def fill_masks(self, states: Sequence[_OneOfState], bitmask: torch.Tensor) -> None:
-        bitmask.zero_()
+    def fill_masks(self, states: Sequence[_OneOfState], bitmask: np.ndarray) -> None:
+        bitmask.fill(0)
         for i, part in enumerate(self.parts):
             rows = [row for row, state in enumerate(states) if state.states[i] is not None]
             if rows:
-                own = torch.empty((len(rows), bitmask.shape[1]), dtype=torch.int32)
+                own = np.empty((len(rows), bitmask.shape[1]), dtype=np.int32)
                 part.fill_masks([states[row].states[i] for row in rows], own)
                 bitmask[rows] |= own
 

@@ -7,7 +7,6 @@ from functools import cached_property, lru_cache
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 
 from guided_smc.vocabulary import Vocabulary
 
@@ -42,18 +41,17 @@ class Pieces:
         """Bytes of an ordinary token; none for others."""
         return self._pieces[token] if 0 <= token < len(self._pieces) else b""
 
-    def mask(self, tokens: Iterable[int]) -> torch.Tensor:
+    def mask(self, tokens: Iterable[int]) -> np.ndarray:
         """Bits of tokens, int32 `[ceil(V / 32)]`."""
         chosen = np.zeros(len(self), dtype=bool)
         chosen[list(tokens)] = True
         return self.pack(chosen)
 
-    def pack(self, chosen: np.ndarray) -> torch.Tensor:
+    def pack(self, chosen: np.ndarray) -> np.ndarray:
         """Bits of bool `[..., V]`: int32 `[..., ceil(V / 32)]`."""
         room = np.zeros((*chosen.shape[:-1], 32 * self.words), dtype=bool)
         room[..., : len(self)] = chosen
-        packed = np.packbits(room, axis=-1, bitorder="little").view("<i4").astype(np.int32)
-        return torch.from_numpy(packed)
+        return np.packbits(room, axis=-1, bitorder="little").view("<i4").astype(np.int32)
 
     def _fewest(self, text: bytes) -> int | None:
         """The fewest tokens that spell a text; None if none do."""

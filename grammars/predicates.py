@@ -18,7 +18,6 @@ from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import torch
 
 from guided_smc.errors import OptionError, PotentialError
 from guided_smc.potentials import CompiledConstraint, Constraint
@@ -89,9 +88,9 @@ class CompiledPrefixes:
         """The state before the first token."""
         return PrefixState(self, self.begin(), b"")
 
-    def fill_masks(self, states: Sequence[PrefixState], bitmask: torch.Tensor) -> None:
+    def fill_masks(self, states: Sequence[PrefixState], bitmask: np.ndarray) -> None:
         """Let everything pass: only `viable` knows."""
-        bitmask.fill_(-1)
+        bitmask.fill(-1)
 
     def judges(self, state: PrefixState) -> bool:
         """Whether the mask is not the whole answer: always."""

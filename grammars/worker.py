@@ -6,7 +6,7 @@ If that takes too long or too much memory, or ends the worker, there is one erro
 If it goes well it is done again here, in as much time: what llguidance compiles cannot be handed
 from one process to another.
 
-A worker is a process that imports everything once (seconds; `start_worker` does it ahead of time)
+A worker is a process that imports everything once (a second; `start_worker` does it ahead of time)
 and then forks: the child compiles, and if it is ended, by its alarm clock or otherwise, the next
 one is there in milliseconds. Threads that compile at the same time get workers of their own, up to
 one for each core.
@@ -86,7 +86,7 @@ def compiled_in_worker(
 def start_worker() -> None:
     """Start a worker if none is waiting, and wait until it is ready.
 
-    A server calls this when it starts, so that its first request does not wait for seconds.
+    A server calls this when it starts, so that its first request does not wait for a second.
 
     Raises:
         ConstraintError: It does not start.

@@ -22,7 +22,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import torch
+import numpy as np
 
 from guided_smc.errors import PotentialError
 from guided_smc.vocabulary import Vocabulary
@@ -200,13 +200,13 @@ class CompiledConstraint(Protocol):
     def start(self) -> ConstraintState:
         """The state before the first token."""
 
-    def fill_masks(self, states: Sequence[Any], bitmask: torch.Tensor) -> None:
+    def fill_masks(self, states: Sequence[Any], bitmask: np.ndarray) -> None:
         """Write the tokens that keep each prefix completable.
 
         Args:
             states: States that this constraint made (`start`, then `fork` and `advance`).
-            bitmask: int32 CPU tensor `[len(states), ceil(V / 32)]`, overwritten; bit `v % 32` of
-                word `v // 32` is token `v`. Only bits of ordinary tokens count: the engine sets
+            bitmask: int32 NumPy array `[len(states), ceil(V / 32)]`, overwritten; bit `v % 32`
+                of word `v // 32` is token `v`. Only bits of ordinary tokens count: the engine sets
                 those of end tokens from `accepting` and clears special and padded ids.
         """
 
@@ -362,9 +362,9 @@ class _CompiledIntersection:
     def start(self) -> _IntersectionState:
         return _IntersectionState([p.start() for p in self.parts])
 
-    def fill_masks(self, states: Sequence[_IntersectionState], bitmask: torch.Tensor) -> None:
-        one = torch.empty_like(bitmask)
-        bitmask.fill_(-1)
+    def fill_masks(self, states: Sequence[_IntersectionState], bitmask: np.ndarray) -> None:
+        one = np.empty_like(bitmask)
+        bitmask.fill(-1)
         for i, part in enumerate(self.parts):
             part.fill_masks([s.states[i] for s in states], one)
             bitmask &= one

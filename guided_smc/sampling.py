@@ -151,13 +151,12 @@ def _invert(cdf: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, torc
     return torch.searchsorted(cdf, points, right=True).clamp_(max=cdf.shape[-1] - 1), points
 
 
-def unpack_bitmask(bitmask: torch.Tensor, width: int) -> torch.Tensor:
-    """Bool `[R, width]` from an int32 CPU bitmask `[R, ceil(width / 32)]`."""
-    as_bytes = bitmask.contiguous().numpy().view(np.uint8)
-    bits = np.unpackbits(as_bytes, axis=-1, count=width, bitorder="little")
+def unpack_bitmask(bitmask: np.ndarray, width: int) -> torch.Tensor:
+    """Bool `[R, width]` from an int32 bitmask `[R, ceil(width / 32)]`."""
+    bits = np.unpackbits(bitmask.view(np.uint8), axis=-1, count=width, bitorder="little")
     return torch.from_numpy(bits).view(torch.bool)
 
 
-def empty_bitmask(rows: int, width: int) -> torch.Tensor:
+def empty_bitmask(rows: int, width: int) -> np.ndarray:
     """A zeroed bitmask for `width` tokens."""
-    return torch.zeros(rows, (width + 31) // 32, dtype=torch.int32)
+    return np.zeros((rows, (width + 31) // 32), dtype=np.int32)

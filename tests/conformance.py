@@ -32,7 +32,6 @@ from typing import Any
 import click
 import jsonschema
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -103,7 +102,7 @@ class Judge:
     def __init__(self, vocabulary: Vocabulary, tokenize: Tokenize) -> None:
         self.vocabulary = vocabulary
         self.tokenize = tokenize
-        self.words = torch.empty((1, -(-len(vocabulary) // 32)), dtype=torch.int32)
+        self.words = np.empty((1, -(-len(vocabulary) // 32)), dtype=np.int32)
 
     def accepts(self, constraint: JsonSchema, text: str) -> bool:
         """Whether the mask and the check both let a text pass."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import torch
 
 from guided_smc.grammars.matching import every_byte
@@ -74,10 +75,10 @@ def masks(constraint, states, vocabulary=VOCABULARY):
 
 def masks_of(compiled, states, vocabulary=VOCABULARY):
     """Bool [n, V]."""
-    words = torch.full((len(states), -(-len(vocabulary) // 32)), 7, dtype=torch.int32)
+    words = np.full((len(states), -(-len(vocabulary) // 32)), 7, dtype=np.int32)
     compiled.fill_masks(states, words)
-    bits = (words[:, :, None] >> torch.arange(32)) & 1
-    flat = bits.reshape(len(states), -1).bool()
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    flat = torch.from_numpy(bits).bool()
     assert not flat[:, len(vocabulary) :].any()
     return flat[:, : len(vocabulary)]
 
@@ -112,7 +113,7 @@ def random_members(constraint, seed, count, words="", longest=160):
     vocabulary = Vocabulary([*pieces, b""], eos_ids=[len(pieces)])
     weights = [_weight(piece) for piece in pieces]
     rng, compiled, found = random.Random(seed), constraint.compile(vocabulary), set()
-    words_of_mask = torch.empty((1, -(-len(vocabulary) // 32)), dtype=torch.int32)
+    words_of_mask = np.empty((1, -(-len(vocabulary) // 32)), dtype=np.int32)
     check = constraint.check()
     for _ in range(20 * count):
         state, text = compiled.start(), b""
@@ -122,8 +123,8 @@ def random_members(constraint, seed, count, words="", longest=160):
             if state.accepting and rng.random() < (0.5 if late else 0.05):
                 break
             compiled.fill_masks([state], words_of_mask)
-            bits = (words_of_mask[0, :, None] >> torch.arange(32)) & 1
-            allowed = bits.flatten().nonzero().flatten().tolist()
+            bits = np.unpackbits(words_of_mask.view(np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits).tolist()
             if not allowed:
                 break
             closing = [t for t in allowed if pieces[t] in _CLOSING] if late else []

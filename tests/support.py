@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import torch
 
 from guided_smc.costs import CostModel
 from guided_smc.models.table import TableModel, TableSession
@@ -58,7 +57,7 @@ class _CompiledLanguage:
     def start(self) -> _LanguageState:
         return _LanguageState(self, ())
 
-    def fill_masks(self, states: Sequence[_LanguageState], bitmask: torch.Tensor) -> None:
+    def fill_masks(self, states: Sequence[_LanguageState], bitmask: np.ndarray) -> None:
         for row, state in enumerate(states):
             bitmask[row] = 0
             for v in self.next.get(state.text, ()):

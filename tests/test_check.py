@@ -1,4 +1,4 @@
-"""`guided-smc check`, mostly in this process: starting one takes seconds."""
+"""`guided-smc check`, mostly in this process: starting one takes a second."""
 
 from __future__ import annotations
 
@@ -181,16 +181,27 @@ def test_what_does_not_compile_or_makes_no_sense_exits_with_2_and_one_line(check
     assert message in line
 
 
-def test_the_real_command_loads_no_model_library_and_documents_its_exit_codes():
+def test_the_real_command_loads_no_model_library_and_documents_its_exit_codes(tmp_path):
+    (tmp_path / "distinct.json").write_text('{"type": "array", "uniqueItems": true}')
+    (tmp_path / "list.lark").write_text('start: "a" ("," "a")*\n')
     script = (
         "import sys\n"
         "from guided_smc.cli import main\n"
-        "try:\n"
-        "    main(['check', '--regex', 'a+', '--text', 'ab'])\n"
-        "finally:\n"
-        "    assert not {'transformers', 'tokenizers', 'gguf'} & set(sys.modules)\n"
+        "for words in (['--schema', 'distinct.json', '--text', '[1, 1]'],\n"
+        "              ['--regex', '(?!b)[a-c]+', '--sample', '1'],\n"
+        "              ['--grammar', 'list.lark', '--sample', '1', '--json'],\n"
+        "              ['--grammar', 'library:json', '--text', '{}'],\n"
+        "              ['--regex', 'a+', '--text', 'ab']):\n"
+        "    try:\n"
+        "        main(['check', *words])\n"
+        "    except SystemExit as ended:\n"
+        "        code = ended.code\n"
+        "assert not {'torch', 'transformers', 'tokenizers', 'gguf'} & set(sys.modules)\n"
+        "sys.exit(code)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.endswith('allowed: "a" or the end\n')
 

@@ -8,7 +8,6 @@ import random
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from languages import VOCABULARY, masks
@@ -70,9 +69,9 @@ class Walker:
 def allowed(constraint, vocabulary, state):
     """Ordinary tokens that the mask lets pass and, where it says too little, that are viable."""
     grammar = constraint.compile(vocabulary)
-    words = torch.empty((1, -(-len(vocabulary) // 32)), dtype=torch.int32)
+    words = np.empty((1, -(-len(vocabulary) // 32)), dtype=np.int32)
     grammar.fill_masks([state], words)
-    bits = np.unpackbits(words.numpy().view(np.uint8), bitorder="little")[: len(vocabulary)]
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(vocabulary)]
     tokens = np.flatnonzero(bits.astype(bool) & vocabulary.ordinary).tolist()
     if isinstance(grammar, Unmasked):
         return [token for token in tokens if grammar.viable(state, token)]

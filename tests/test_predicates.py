@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from exactness import PROMPT, TARGET, assert_unbiased, member, runs
 from support import exact, request, results, unnormalised
 
@@ -100,7 +99,7 @@ def test_special_padded_and_empty_tokens_are_never_viable():
     vocabulary = Vocabulary([b"a", None, b"", b"", b""], eos_ids=[3], special_ids=[4])
     compiled = predicate(lambda text: True).compile(vocabulary)
     assert [compiled.viable(compiled.start(), v) for v in range(5)] == [True, *[False] * 4]
-    mask = torch.zeros(1, 1, dtype=torch.int32)
+    mask = np.zeros((1, 1), dtype=np.int32)
     compiled.fill_masks([compiled.start()], mask)
     assert mask.item() == -1
 

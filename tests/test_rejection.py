@@ -51,7 +51,7 @@ class _Asked:
         self.start = compiled.start
 
     def fill_masks(self, states, bitmask) -> None:
-        bitmask.fill_(-1)
+        bitmask.fill(-1)
 
     def judges(self, state) -> bool:
         return True
