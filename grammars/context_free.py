@@ -21,6 +21,7 @@ from guided_smc.grammars.lark_masks import masked
 from guided_smc.grammars.lark_text import LarkText
 from guided_smc.grammars.lexing import Differs
 from guided_smc.grammars.matching import GrammarError, Limits, check_size
+from guided_smc.grammars.schema_text import BOM
 from guided_smc.grammars.trees import read_grammar
 from guided_smc.grammars.worker import compiled_in_worker
 
@@ -72,6 +73,8 @@ def lark(
         raise OptionError(f"engine must be one of {get_args(LarkEngine)}, got {engine!r}")
     if not isinstance(grammar, str):
         raise ConstraintError(f"a grammar is a text, got {shorten(repr(grammar))}")
+    if not grammar.strip(f"{BOM} \t\r\n"):
+        raise ConstraintError(f"the grammar is empty: it needs a rule {start!r}")
     given: dict[str, Any] = {"start": start, "engine": engine, "postlex": postlex}
     limits = compiled_in_worker(
         limits or Limits(), lark, grammar, import_paths=import_paths, **given

@@ -38,6 +38,7 @@ from guided_smc.grammars.matching import (
 )
 from guided_smc.grammars.refusals import Refusal
 from guided_smc.grammars.relaxing import Relaxed, Superset
+from guided_smc.grammars.schema_text import BOM, RepeatedKeyError, StrictDecoder
 from guided_smc.grammars.type_schemas import TypeSchemas
 from guided_smc.grammars.validating import Checker, Valid
 from guided_smc.grammars.values import exact_number, key_of, key_of_object
@@ -62,6 +63,11 @@ _MOST_INDENT = 40
 _TOO_DEEP = (
     "the schema is nested too deeply to be read, whatever its limits: name inner parts in $defs "
     "and refer to them"
+)
+
+_INSTEAD = (
+    "use a pydantic model, a dataclass or a TypedDict of what it consists of, or regex(...) or "
+    "lark(...) for how it is written"
 )
 
 _MOST_NAMED = 5
@@ -272,6 +278,16 @@ def type_adapter(value: Any) -> pydantic.TypeAdapter[Any]:
     """
     try:
         return pydantic.TypeAdapter(value)
+    except pydantic.errors.PydanticSchemaGenerationError as error:
+        what = (
+            str(error)
+            .partition(". ")[0]
+            .removeprefix("Unable to generate pydantic-core schema for ")
+        )
+        raise ConstraintError(
+            f"{type_name(value)} is no type of data: pydantic cannot tell how JSON becomes {what}; "
+            f"{_INSTEAD}"
+        ) from error
     except (pydantic.errors.PydanticUserError, NameError, TypeError) as error:
         raise ConstraintError(f"{type_name(value)} is no type of data: {error}") from error
 
@@ -280,15 +296,23 @@ def _schema_of(adapter: pydantic.TypeAdapter[Any], name: str) -> dict[str, Any]:
     try:
         return adapter.json_schema(schema_generator=TypeSchemas)
     except (pydantic.errors.PydanticUserError, AttributeError) as error:
-        raise ConstraintError(f"{name} has no JSON Schema: {error}") from error
+        why = str(error).partition("\n")[0]
+        raise ConstraintError(f"{name} has no JSON Schema: {why}; {_INSTEAD}") from error
 
 
 def _source(schema: Any, limits: Limits) -> str:
     """The schema as JSON text within the limits."""
     if isinstance(schema, str):
         _check_size(schema, limits)
+        schema = schema.removeprefix(BOM)
+        if not schema.strip():
+            raise ConstraintError(
+                "the schema is empty: a JSON Schema is an object or a boolean, such as {}"
+            )
         try:
-            schema = json.loads(schema, parse_constant=_no_constant)
+            schema = json.loads(schema, cls=StrictDecoder, parse_constant=_no_constant)
+        except RepeatedKeyError as error:
+            raise ConstraintError(f"the schema is ambiguous: {error}", path=error.path) from None
         except ValueError as error:
             raise ConstraintError(
                 f"the schema is not JSON: {error}; got {shorten(schema)!r}"

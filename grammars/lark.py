@@ -8,7 +8,6 @@ refused, since a constraint is a set of texts.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from guided_smc.grammars.grammar import Grammar
 from guided_smc.grammars.json_schema import JsonSchema
 from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.matching import EXACT_MASKS, GrammarError, Limits, check_size
+from guided_smc.grammars.schema_text import BOM, RepeatedKeyError, StrictDecoder
 from guided_smc.grammars.trees import TreeReader, parser_of
 from guided_smc.grammars.worker import compiled_in_worker
 
@@ -91,11 +91,10 @@ class Lark(Grammar):
         check_size(grammar, "the grammar", limits)
         self.grammar = grammar
         self.start = start
-        read = _read(grammar, limits)
+        read = _read(grammar.removeprefix(BOM), limits)
         if start not in read.rules:
-            raise ConstraintError(
-                f"the grammar has no rule {start!r} (found: {', '.join(sorted(read.rules))})"
-            )
+            known = ", ".join(sorted(read.rules)) or "none"
+            raise ConstraintError(f"the grammar has no rule {start!r} (found: {known})")
         endless = _endless(read.rules)
         if endless is not None:
             raise ConstraintError(
@@ -116,7 +115,7 @@ class Lark(Grammar):
                 source, name="grammar", limits=limits, levels=read.levels + len(read.rules)
             )
         except GrammarError as error:
-            raise ConstraintError(_located(error, grammar)) from None
+            raise ConstraintError(_located(error, grammar.removeprefix(BOM))) from None
         self._note = note
         self._reader: TreeReader | None = None
         if tree or transformer is not None:
@@ -214,7 +213,9 @@ def _json_value(grammar: str, position: int, statement: str, line: int) -> tuple
     """The JSON value behind a statement, and where it ends."""
     begin = position + len(grammar[position:]) - len(grammar[position:].lstrip())
     try:
-        return json.JSONDecoder().raw_decode(grammar, begin)
+        return StrictDecoder().raw_decode(grammar, begin)
+    except RepeatedKeyError as error:
+        raise ConstraintError(f"line {line}: {statement}: {error}", path=error.path) from None
     except ValueError as error:
         raise ConstraintError(
             f"line {line}: what follows {statement} is not JSON: {error}"

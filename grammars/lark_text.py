@@ -33,7 +33,7 @@ from lark.indenter import Indenter
 from lark.lexer import BasicLexer, TerminalDef, Token
 from lark.parsers.lalr_analysis import Shift
 
-from guided_smc.errors import ConstraintError, UnsupportedConstraintError
+from guided_smc.errors import ConstraintError, OptionError, UnsupportedConstraintError
 from guided_smc.grammars.matching import Limits, check_size
 from guided_smc.grammars.partial_regex import (
     TIMEOUT_S,
@@ -102,7 +102,7 @@ class LarkText(PrefixConstraint):
     Raises:
         ConstraintError: Lark refuses the grammar, no finite text satisfies one of its rules, or
             it is beyond the limits.
-        OptionError: The transformer is none.
+        OptionError: The transformer is none, or the post-lexer is a class.
         UnsupportedConstraintError: It holds what cannot be judged on prefixes.
     """
 
@@ -134,6 +134,11 @@ class LarkText(PrefixConstraint):
         self.max_rejected = max_rejected
         self._reason = reason
         self._indenter = postlex
+        if isinstance(postlex, type):
+            raise OptionError(
+                f"postlex must be an Indenter, and {postlex.__name__} is a class: pass an "
+                f"instance, postlex={postlex.__name__}()"
+            )
         if postlex is not None and not _is_plain(postlex):
             raise UnsupportedConstraintError(
                 f"{name}: the post-lexer {type(postlex).__name__} is not an Indenter with the "

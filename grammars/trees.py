@@ -10,6 +10,7 @@ from lark.exceptions import LarkError, VisitError
 
 from guided_smc.errors import ConstraintError, OptionError, OutputValidationError
 from guided_smc.grammars.keywords import shorten
+from guided_smc.grammars.schema_text import BOM
 
 
 class TreeReader:
@@ -75,7 +76,7 @@ def read_grammar(grammar: str, **options: Any) -> lark.Lark:
         ConstraintError: The package does not take the grammar.
     """
     try:
-        return lark.Lark(grammar, regex=True, **options)
+        return lark.Lark(grammar.removeprefix(BOM), regex=True, **options)
     except RecursionError:
         raise ConstraintError("the grammar is nested too deeply") from None
     except Exception as error:  # on some broken grammars Lark breaks itself, with a TypeError

@@ -35,6 +35,17 @@ class TypeSchemas(GenerateJsonSchema):
         self._parts |= {part["ref"]: part for part in schema["definitions"]}
         return super().definitions_schema(schema)
 
+    def complex_schema(self, schema: Any) -> dict[str, Any]:
+        """None: JSON has no complex numbers, and pydantic's schema would allow every text.
+
+        Raises:
+            ConstraintError: Always.
+        """
+        raise ConstraintError(
+            "complex numbers have no form in JSON: use tuple[float, float], or a model with the "
+            "real and the imaginary part"
+        )
+
     def dict_schema(self, schema: Any) -> dict[str, Any]:
         """The schema of a `dict`.
 

@@ -32,6 +32,10 @@ def check(tmp_path, monkeypatch, capsys):
     (tmp_path / "note.json").write_text('{"contentEncoding": "base64"}')
     (tmp_path / "list.lark").write_text('start: "[" (ITEM ("," ITEM)*)? "]"\nITEM: /[a-z]+/\n')
     (tmp_path / "endless.lark").write_text('start: "a" start\n')
+    (tmp_path / "twice.json").write_text('{"items": {"type": "null", "type": "null"}}')
+    (tmp_path / "empty.json").write_bytes(b"\xef\xbb\xbf\n")
+    (tmp_path / "mark.json").write_bytes(b'\xef\xbb\xbf{"const": 1}')
+    (tmp_path / "mark.lark").write_bytes(b'\xef\xbb\xbfstart: "1"')
     (tmp_path / "list.txt").write_bytes(b"[ab,cd]\r\n")
     (tmp_path / "latin.txt").write_bytes(b"[\xe4]")
     (tmp_path / "schemas.py").write_text(
@@ -167,6 +171,12 @@ def test_the_time_limit_compiles_in_a_worker_and_names_itself(check, monkeypatch
         ("--regex a --time-limit 0", "Invalid value for '--time-limit'"),
         ("--regex a --text-file none.txt", "text file not found: none.txt"),
         ("--regex a --text-file latin.txt", "text latin.txt is not in UTF-8"),
+        (
+            "--schema twice.json",
+            'twice.json is ambiguous: the key "type" comes twice in one object, at $.items.type',
+        ),
+        ("--schema empty.json", "schema empty.json is empty"),
+        ("--grammar empty.json", "grammar empty.json: the grammar is empty"),
         ("--regex [a", "--regex: '[a' is not a regular expression"),
         ("--schema none.json", "schema file not found: none.json"),
         ("--schema list.lark", "schema list.lark is not valid JSON"),
@@ -179,6 +189,21 @@ def test_what_does_not_compile_or_makes_no_sense_exits_with_2_and_one_line(check
     (line,) = err.splitlines()
     assert line.startswith("Error: ")
     assert message in line
+
+
+@pytest.mark.parametrize("option", ["--schema", "--grammar", "--text-file"])
+def test_the_empty_name_of_a_file_is_told(check, option):
+    others = ["--regex", "a"] if option == "--text-file" else []
+    code, out, err = check(*others, option, "")
+    assert (code, out) == (2, "")
+    assert "the name of the" in err or "needs the name of a file" in err
+
+
+@pytest.mark.parametrize("language", [("--schema", "mark.json"), ("--grammar", "mark.lark")])
+def test_a_byte_order_mark_in_front_of_a_file_is_not_read(check, language):
+    assert check(*language, "--text", "1")[0] == 0
+    assert check(*language, "--text-file", "-", stdin=b"\xef\xbb\xbf1\n")[0] == 0
+    assert check(*language, "--text", "\ufeff1")[0] == 1
 
 
 def test_the_real_command_loads_no_model_library_and_documents_its_exit_codes(tmp_path):

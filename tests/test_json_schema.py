@@ -402,6 +402,34 @@ def test_an_invalid_schema_is_refused_with_place_and_reason(schema, path, reason
 
 
 @pytest.mark.parametrize(
+    "text, path",
+    [
+        ('{"type": "string", "minLength": 1, "type": "integer"}', "$.type"),
+        ('{"properties": {"a b": {"const": 1}, "c": [], "a b": {}}}', '$.properties["a b"]'),
+        ('{"anyOf": [{}, {"enum": [{"x": 1, "x": 1}]}]}', "$.anyOf[1].enum[0].x"),
+        ('{"items": {"type": "null", "type": "null"}, "items": {}}', "$.items"),
+    ],
+)
+def test_a_schema_text_with_a_key_twice_is_refused_with_its_place(text, path):
+    with pytest.raises(ConstraintError, match="comes twice in one object") as refused:
+        json_schema(text)
+    assert refused.value.path == path
+    assert f"at {path}:" in str(refused.value)
+
+
+def test_a_byte_order_mark_in_front_of_a_schema_is_not_read():
+    constraint = json_schema('\ufeff{"const": "\ufeff"}')
+    assert accepts(constraint, '"\ufeff"')
+    assert not accepts(constraint, '\ufeff"\ufeff"')
+
+
+@pytest.mark.parametrize("empty", ["", " \n", "\ufeff"])
+def test_an_empty_schema_text_is_refused_as_empty(empty):
+    with pytest.raises(ConstraintError, match="the schema is empty"):
+        json_schema(empty)
+
+
+@pytest.mark.parametrize(
     "schema",
     [
         "{not json",

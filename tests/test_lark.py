@@ -105,6 +105,7 @@ def test_attributes_name_nothing_elsewhere():
         ("start: A\nA: A", None, "no finite text"),
         ('start: "a"\nb: %json {"type": 3}', 2, "$.type"),
         ('start: "a"\nb: %json {"type": ', 2, "not JSON"),
+        ('start: "a"\nb: %json {"type": "null", "type": "null"}', 2, "comes twice in one object"),
         ('start: "a\n', 1, ""),
         ("%import nothing.INT\nstart: INT", 1, ""),
         ('%declare X\nstart: "a"', 1, "declare"),
@@ -118,7 +119,29 @@ def test_what_is_no_grammar_is_an_error_with_its_line(grammar, line, reason):
     assert reason in str(refused.value)
 
 
-@pytest.mark.parametrize("wrong", [None, 3, b"start: A", "", "\ud800"])
+@pytest.mark.parametrize(
+    "grammar", ['start: "a"', 'start: %json {"const": "a"} | "a"', "start: /a(?=b)b?|a/"]
+)
+@pytest.mark.parametrize("engine", ["auto", "lark", "llguidance"])
+def test_a_byte_order_mark_in_front_of_a_grammar_is_not_read(grammar, engine):
+    def reads(source):
+        try:
+            return lark(source, engine=engine).engine
+        except ConstraintError as error:
+            return str(error)
+
+    assert reads("\ufeff" + grammar) == reads(grammar)
+
+
+@pytest.mark.parametrize("empty", ["", " \n\t", "\ufeff\n"])
+def test_an_empty_grammar_is_refused_as_empty(empty):
+    with pytest.raises(ConstraintError, match="the grammar is empty: it needs a rule 'start'"):
+        lark(empty)
+    with pytest.raises(ConstraintError, match="found: none"):
+        lark("// nothing\n")
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"start: A", "\ud800"])
 def test_what_is_no_text_of_a_grammar_is_refused(wrong):
     with pytest.raises(ConstraintError):
         lark(wrong)

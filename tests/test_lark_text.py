@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lark.indenter import Indenter, PythonIndenter
 from support import exact
 
-from guided_smc import ConstraintError, UnsupportedConstraintError
+from guided_smc import ConstraintError, OptionError, UnsupportedConstraintError
 from guided_smc.grammars import LarkText
 
 CALCULATOR = r"""
@@ -305,6 +305,8 @@ def test_what_cannot_be_followed_is_refused_by_name():
     with pytest.raises(UnsupportedConstraintError, match="post-lexer Other") as error:
         LarkText(BLOCKS, postlex=Other())
     assert error.value.keyword == "postlex"
+    with pytest.raises(OptionError, match=r"is a class: pass an instance, postlex=Other\(\)"):
+        LarkText(BLOCKS, postlex=Other)
     with pytest.raises(UnsupportedConstraintError, match="nothing makes the terminal _") as error:
         LarkText(BLOCKS)
     assert error.value.keyword == "%declare"

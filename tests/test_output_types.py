@@ -5,6 +5,7 @@ import datetime
 import functools
 import random
 import re
+from collections.abc import Callable
 from enum import Enum, IntEnum
 from typing import Annotated, Any, Literal, NewType, Optional, Union
 
@@ -273,8 +274,11 @@ class Plain:
         (Square.model_construct(), "an output type must be"),
         (object(), "an output type must be"),
         ("free text", "is not JSON"),
-        (Plain, "Plain"),
-        (list[Plain], "Plain"),
+        (Plain, "Plain is no type of data"),
+        (list[Plain], "use a pydantic model, a dataclass or a TypedDict"),
+        (Callable[[int], int], "use a pydantic model, a dataclass or a TypedDict"),
+        (complex, "use tuple[float, float]"),
+        (dict[str, complex], "use tuple[float, float]"),
         (Enum("Empty", []), "nothing to choose from"),
         (Enum("Functions", {"f": functools.partial(add)}), "no plain text"),
         (positional, "by keywords alone"),
@@ -284,11 +288,12 @@ class Plain:
         (reward(len), "pass it as potential="),
         (json_schema({}) * reward(len), "pass it as potential="),
     ],
-    ids=range(16),
+    ids=range(19),
 )
 def test_other_output_types_are_refused(wrong, reason):
-    with pytest.raises(ConstraintError, match=re.escape(reason)):
+    with pytest.raises(ConstraintError, match=re.escape(reason)) as refused:
         from_output_type(wrong)
+    assert "\n" not in str(refused.value)
 
 
 def test_schemas_patterns_and_constraints_pass_as_they_are():

@@ -102,7 +102,7 @@ def _text(given: dict[str, Any]) -> str | None:
         return given["text"]
     if given["text_file"] == "-":
         try:
-            text = sys.stdin.buffer.read().decode()
+            text = sys.stdin.buffer.read().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise click.UsageError(f"standard input is not in UTF-8: {error}") from None
     else:

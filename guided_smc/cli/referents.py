@@ -170,7 +170,10 @@ def load_language(given: dict[str, Any], limits: Limits | None = None) -> Langua
 def _schema(reference: str, whitespace: Any, limits: Limits | None) -> tuple[Constraint, Any]:
     """The constraint that a file or an object stands for, and what tells it from others."""
     from guided_smc.grammars import JsonSchema, json_schema
+    from guided_smc.grammars.schema_text import RepeatedKeyError, StrictDecoder
 
+    if not reference:
+        raise click.UsageError("--schema needs the name of a file, or module:name")
     what = f"schema {reference}"
     spaced: dict[str, Any] = {} if whitespace is None else {"whitespace": whitespace}
     if Path(reference).suffix != ".json" and not Path(reference).exists() and ":" in reference:
@@ -190,8 +193,12 @@ def _schema(reference: str, whitespace: Any, limits: Limits | None) -> tuple[Con
             return constraint, found.model_json_schema()
         return constraint, found if isinstance(found, dict) else _described(constraint)
     text = read_text(reference, "schema")
+    if not text.strip():
+        raise click.UsageError(f"schema {reference} is empty")
     try:
-        data = json.loads(text)
+        data = json.loads(text, cls=StrictDecoder)
+    except RepeatedKeyError as error:
+        raise click.UsageError(f"schema {reference} is ambiguous: {error}") from None
     except (ValueError, RecursionError) as error:
         raise click.UsageError(f"schema {reference} is not valid JSON: {error}") from None
     return _made(lambda: json_schema(data, limits=limits, **spaced), what), data
@@ -211,6 +218,8 @@ def _described(constraint: Any) -> Any:
 
 def read_text(reference: str, kind: str) -> str:
     """The text of a file that was named on the command line."""
+    if not reference:
+        raise click.UsageError(f"the name of the {kind} file is empty")
     try:
         return Path(reference).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
