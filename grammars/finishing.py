@@ -74,7 +74,7 @@ def within(
         max_tokens: Of a text, its end token not counted.
 
     Returns:
-        The compiled constraint, and what users should know of it.
+        The compiled constraint, and what users should know of it if texts do not end in time.
 
     Raises:
         ConstraintError: No member is as short as that.

@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -435,7 +435,7 @@ def _asked(flags: int) -> int:
     return int(flags & (re.IGNORECASE | re.ASCII))
 
 
-@cache
+@lru_cache(1024)  # a class takes 20 ms to ask for, and its ranges up to some 100 kB
 def _matched(one_character: str, flags: int, module: ModuleType) -> Ranges:
     """The characters that a pattern of one character matches, as the module itself says."""
     names = [name for name in ("IGNORECASE", "ASCII", "DOTALL") if flags & getattr(re, name)]

@@ -145,14 +145,15 @@ class _PythonPartial(PartialRegex):
         pattern: As it was given.
         flags: Of `re`.
         reason: Why it has no masks, if that was not asked for.
+        limits: What its mask may cost.
     """
 
-    def __init__(self, pattern: str, flags: int, reason: str | None) -> None:
+    def __init__(self, pattern: str, flags: int, reason: str | None, limits: Limits) -> None:
         super().__init__(spelt(parse(pattern, flags)), reason=reason)
         self.pattern = pattern
         self.name = f"regex {shorten(repr(pattern), 60)}"
         self._by_kind = tells_kinds_apart(pattern, flags)
-        self._cover = _covered(parse(pattern, flags), self.name)
+        self._cover = _covered(parse(pattern, flags), self.name, limits)
         self._both: WeakKeyDictionary[Vocabulary, CompiledConstraint] = WeakKeyDictionary()
 
     def compile(self, vocabulary: Vocabulary) -> CompiledConstraint:
@@ -167,34 +168,30 @@ class _PythonPartial(PartialRegex):
         return self._both[vocabulary]
 
 
-def _covered(parsed: Parsed, name: str) -> Grammar | None:
+def _covered(parsed: Parsed, name: str, limits: Limits) -> Grammar | None:
     """Texts that the regular parts of a pattern allow; None where llguidance cannot say."""
     try:
         source = covering(parsed)
         start = f"/{source}/" if source else '""'
-        return Grammar(
-            f"{EXACT_MASKS}start: {start}\n",
-            name=name,
-            limits=Limits(),
-        )
+        return Grammar(f"{EXACT_MASKS}start: {start}\n", name=name, limits=limits)
     except ConstraintError:
         return None
 
 
 def _partial(
-    pattern: str | re.Pattern[str], limits: Limits | None, refused: ConstraintError | None
+    pattern: str | re.Pattern[str], limits: Limits, refused: ConstraintError | None
 ) -> PartialRegex:
     """What the `regex` package makes of a pattern, `refused` by the other engine if that was tried.
 
     Raises:
         ConstraintError: It cannot be taken here either.
     """
-    source, flags = _source(pattern, limits or Limits())
+    source, flags = _source(pattern, limits)
     reason = None
     if isinstance(refused, UnsupportedConstraintError):
         reason = f"no mask knows its {refused.keyword}"
     try:
-        return _PythonPartial(source, flags, reason)
+        return _PythonPartial(source, flags, reason, limits)
     except NotAPattern as error:
         if refused is not None:
             reason = "only the `regex` package takes it"

@@ -10,6 +10,7 @@ a text whatever the schema.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,14 @@ from guided_smc.potentials import Completion, Potential
 
 _MOST_TEXTS = 2048
 """Texts whose readers are kept: a step's particles go on from those of the step before."""
+
+_MOST_VALID = 4096
+"""Closed objects and arrays that are remembered as valid, so that what encloses them does not ask
+again: nested references would be followed anew at every level."""
+
+_MOST_PLACES = 4096
+
+_MOST_FRAMES_OF_A_LOOKUP = 60
 
 _MOST_BRANCHES = 64
 """Alternatives of one object or array that are followed while it is open."""
@@ -85,6 +94,9 @@ class Checker:
         self._dialect = _exact_dialect(schema.dialect)
         self._validators: dict[int, Any] = {}
         self._places: dict[tuple[int, ...], Place] = {}
+        self._valid: dict[
+            tuple[int, int], Any
+        ] = {}  # by ids; holds the value, so that its id stays
         # What a dynamic reference means depends on where validation began.
         self._whole_only = any(keyword in node for node in schema.reached for keyword in _DYNAMIC)
         self.root = self._place([schema.document])
@@ -156,6 +168,8 @@ class Checker:
         nodes = {id(s): s for s in schemas if s is not True}
         key = tuple(sorted(nodes))
         if key not in self._places:
+            if len(self._places) >= _MOST_PLACES:  # by keys that patterns sort into ever new sets
+                self._places.clear()
             self._places[key] = self._new_place(list(nodes.values()))
         return self._places[key]
 
@@ -210,15 +224,36 @@ class Checker:
         """
         if isinstance(schema, bool):
             return schema
-        _steps_left.set([self._max_steps])
+        self._begin()
         try:
-            return bool(self._validator(schema).is_valid(value))
+            holds = bool(self._validator(schema).is_valid(value))
         except RecursionError:  # what encloses it is nested even deeper
             return False
+        if holds:
+            self.remember(schema, value)
+        return holds
+
+    def remember(self, schema: dict[str, Any], value: Any) -> None:
+        """Note that a closed value, which never changes, is valid against a subschema."""
+        # Against a dynamic reference it may be valid here and not elsewhere.
+        if isinstance(value, dict | list) and not self._whole_only:
+            if len(self._valid) >= _MOST_VALID:
+                self._valid.clear()
+            self._valid[id(schema), id(value)] = value
+            self._valid[id(self._schema.targets.get(id(schema), schema)), id(value)] = value
+
+    def known_valid(self, reference: dict[str, Any], value: Any) -> bool:
+        """Whether a value was found valid against a `$ref`, or against what it leads to."""
+        target = self._schema.targets.get(id(reference), reference)
+        return any((id(schema), id(value)) in self._valid for schema in (reference, target))
+
+    def _begin(self) -> None:
+        _steps_left.set([self._max_steps])
+        _asked.set(self)
 
     def errors(self, schema: dict[str, Any], value: Any) -> list[ValidationError]:
         """Why a value is not valid against a subschema."""
-        _steps_left.set([self._max_steps])
+        self._begin()
         try:
             return list(self._validator(schema).iter_errors(value))
         except RecursionError:
@@ -356,6 +391,7 @@ def _exact_dialect(dialect: Any) -> Any:
         dialect,
         validators={
             **counted,
+            "$ref": _reference(dialect.VALIDATORS["$ref"]),
             "additionalProperties": _additional_properties,
             "const": _const,
             "dependencies": _dependencies,
@@ -374,23 +410,61 @@ _COSTLY = ("$ref", "$dynamicRef", "$recursiveRef", "unevaluatedProperties", "une
 """Keywords by which a short schema makes a long check: each may double it."""
 
 _steps_left: ContextVar[list[int]] = ContextVar("steps_left")
+_asked: ContextVar[Checker] = ContextVar("asked")
+
+
+def _count_step() -> None:
+    """Raise where a check has taken too many steps."""
+    left = _steps_left.get()
+    left[0] -= 1
+    if left[0] < 0:
+        raise ConstraintError(
+            "a value takes more steps to check than the limit allows (max_check_steps): its "
+            "references lead to the same schemas again and again; simplify the schema, or "
+            "raise its `limits`"
+        )
 
 
 def _counted(keyword: Any) -> Any:
-    """A keyword that ends a check which takes too many steps."""
+    """A keyword whose uses are counted."""
 
     def count(validator: Any, value: Any, instance: Any, schema: Any) -> Errors:
-        left = _steps_left.get()
-        left[0] -= 1
-        if left[0] < 0:
-            raise ConstraintError(
-                "a value takes more steps to check than the limit allows (max_check_steps): its "
-                "references lead to the same schemas again and again; simplify the schema, or "
-                "raise its `limits`"
-            )
+        _count_step()
         yield from keyword(validator, value, instance, schema) or ()
 
     return count
+
+
+def _reference(keyword: Any) -> Any:
+    """A `$ref` that is counted, and not followed where its value was found valid before."""
+
+    def follow(validator: Any, value: Any, instance: Any, schema: Any) -> Errors:
+        _count_step()
+        checker = _asked.get()
+        if checker.known_valid(schema, instance):
+            return
+        if _is_deep():
+            raise RecursionError
+        valid = True
+        for error in keyword(validator, value, instance, schema):
+            valid = False
+            yield error
+        if valid:
+            checker.remember(schema, instance)
+
+    return follow
+
+
+def _is_deep() -> bool:
+    """Whether so many calls are open that looking up a reference might be one too many.
+
+    The interpreter's own error there ends in a panic of the library that holds the references.
+    """
+    try:
+        sys._getframe(sys.getrecursionlimit() - _MOST_FRAMES_OF_A_LOOKUP)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_int(_: Any, value: Any) -> bool:

@@ -233,9 +233,9 @@ class LM:
         ids = self.encoder.encode(prompt, chat=chat)
         self._check_length(ids, opts)
         compiled: CompiledConstraint | None = None
+        of_loss: tuple[str, ...] = ()
         if constraint:
-            compiled, notes = within(constraint, self.model.vocabulary, opts.max_tokens)
-            warnings += notes
+            compiled, of_loss = within(constraint, self.model.vocabulary, opts.max_tokens)
         return Request(
             index=index,
             prompt=prompt,
@@ -246,6 +246,7 @@ class LM:
             parse=cast("Callable[[str], T]", constraint.parse if constraint else _identity),
             value_key=constraint.value_key if constraint else _identity,
             warnings=tuple(warnings),
+            warnings_of_loss=of_loss,
             costs=self._costs_for(opts),
             columns=dict(columns or {}),
         )

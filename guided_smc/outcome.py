@@ -174,7 +174,7 @@ def _select(
 def _warnings(population: Population[T], log_evidence: float, spread: Diversity) -> list[str]:
     """What the outcome says."""
     request, options = population.request, population.options
-    found: list[str] = []
+    found = list(request.warnings_of_loss if population.cut_short else ())
     if population.given_up and population.unmasked is not None:
         found.append(
             f"{len(population.given_up)} draw(s) gave up after {population.unmasked.max_rejected} "

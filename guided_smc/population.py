@@ -66,6 +66,7 @@ class Request(Generic[T]):
         parse: Text to typed value.
         value_key: Text to a key that is equal for equal values.
         warnings: To be handed on to the result.
+        warnings_of_loss: The same, if a particle did not end within `max_tokens`.
         costs: What passes cost, where the block size is `"auto"`.
         columns: What else belongs to the prompt, for the potentials.
     """
@@ -79,6 +80,7 @@ class Request(Generic[T]):
     parse: Callable[[str], T]
     value_key: Callable[[str], Hashable]
     warnings: tuple[str, ...] = field(default=())
+    warnings_of_loss: tuple[str, ...] = field(default=())
     costs: CostModel | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
 
@@ -106,6 +108,7 @@ class Population(Generic[T]):
         given_up: The probability left untried by each draw that gave up.
         log_evidence: float64 `[M]`, of each island up to its last resampling.
         luck: float64 `[families]`, see `Families`.
+        cut_short: Whether a particle died because its text did not end in time.
 
     Attributes (N slots each):
         tokens: int64 `[N, ...]`, grown as needed; column 0 is the prompt's last token.
@@ -134,6 +137,7 @@ class Population(Generic[T]):
         constraint = request.constraint
         self.unmasked = constraint if isinstance(constraint, Unmasked) else None
         self.given_up: list[float] = []
+        self.cut_short = False
         self._stops = tuple(s.encode() for s in request.options.stop)
 
     def begin(self) -> None:
@@ -258,6 +262,7 @@ class Population(Generic[T]):
         """Set a particle's weight to 0."""
         self.log_w[slot] = -np.inf
         self.status[slot] = status
+        self.cut_short = self.cut_short or status == Status.DEAD_AT_CAP
 
     def finish_step(self, *, block_size: int, live: int) -> Step:
         """Close a step: ESS, and in each island resampling if its ESS is low and particles are

@@ -144,6 +144,19 @@ def test_a_cap_below_the_shortest_text_that_is_found_is_told():
     assert notes[0] in found.warnings and found.finish_reason == "length"
 
 
+def test_only_a_run_that_lost_a_text_to_the_cap_tells_that_its_end_was_not_foreseen(monkeypatch):
+    def unforeseen(constraint, vocabulary, max_tokens):
+        return constraint.compile(vocabulary), ("nothing was known",)
+
+    monkeypatch.setattr("guided_smc.api.within", unforeseen)
+    for language, lost in (('start: "a" | "b"', False), ('start: "b"+', True)):
+        found = LM(TARGET).generate(
+            [0], output_type=lark(language), max_tokens=3, n_particles=20, seed=0
+        )
+        assert found.finish_reason == "stop"
+        assert found.warnings == (("nothing was known",) if lost else ())
+
+
 def test_a_users_function_is_not_asked_for_completions():
     asked = []
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
 
 import misbehaving
 import pytest
+from languages import completion
 
 from guided_smc.errors import ConstraintError, OptionError
 from guided_smc.grammars import (
@@ -140,8 +142,9 @@ def test_many_remainders_are_checked_and_not_compiled():
 
 def test_a_check_whose_references_double_with_each_level_of_a_value_ends():
     again = {"$ref": "#/$defs/t"}
-    twice = [{"items": again, "minItems": 2}, {"items": again, "minItems": 3}]
-    schema = {**again, "$defs": {"t": {"type": "array", "not": {"anyOf": twice}}}}
+    twice = [{"items": again, "minItems": 1}, {"items": again, "minItems": 1, "maxItems": 9}]
+    # Nothing that ends is a `t`, and what is not valid is asked about again.
+    schema = {"type": "array", "not": again, "$defs": {"t": {"anyOf": twice}}}
     constraint = json_schema(schema, limits=Limits(max_check_steps=500))
     assert explain(constraint, "[[]]").accepted
     begin = time.monotonic()
@@ -242,3 +245,51 @@ def test_limits_that_cannot_be_kept_are_refused():
     with pytest.raises(OptionError, match="cannot be sent to the worker"):
         compiled_in_worker(Limits.untrusted(), lambda: None)
     assert Limits.untrusted(max_bytes=5).max_bytes == 5
+
+
+TREES = {"type": "array", "items": {"$ref": "#"}, "uniqueItems": True}
+
+
+def test_what_was_found_valid_is_not_checked_again_by_what_encloses_it():
+    constraint = json_schema(TREES, limits=Limits(max_check_steps=4))
+    assert explain(constraint, "[" * 200 + "]" * 200).accepted
+    refused = explain(constraint, "[" * 150 + "[[]],[[]]")
+    assert refused.refusal.keyword == "uniqueItems"
+    assert refused.offset == 150 + len("[[]],[[]]") - 1
+
+
+@pytest.mark.parametrize("negated", [False, True])
+def test_a_text_nested_too_deeply_for_its_check_is_refused_and_nothing_breaks(negated):
+    node = {
+        "additionalProperties": {
+            "anyOf": [{"$ref": "#/$defs/node"}, {"type": "array", "uniqueItems": True}]
+        },
+        "not": {"required": ["z"]},
+    }
+    if negated:
+        node = {"not": {"properties": {"a": {"$ref": "#/$defs/node"}}, "required": ["a"]}}
+    check = json_schema({"$ref": "#/$defs/node", "$defs": {"node": node}}).check()
+    for deep in (21, 401):
+        for frames in range(9):
+            text = '{"a":' * deep + "[]" + "}" * deep
+            score = _beneath(frames, lambda text=text: check.log_complete([completion(text)])[0])
+            assert score == (-math.inf if deep == 401 else 0.0)
+            check._readers.clear()
+            check._lengths.clear()
+
+
+def _beneath(frames, ask):
+    return _beneath(frames - 1, ask) if frames else ask()
+
+
+def test_the_mask_of_the_regular_parts_of_a_pattern_keeps_to_the_limits():
+    pattern = r"(?=a)(\w{1,50}[a-z]{1,50}){1,50}"
+    limits = Limits(max_mask_fuel=150_000)
+    assert regex(pattern, limits=limits)._cover.limits is limits
+    assert regex(pattern, limits=Limits(max_lexer_fuel=10))._cover is None
+
+
+def test_the_classes_of_patterns_are_not_remembered_for_ever():
+    from guided_smc.grammars import patterns
+
+    assert patterns._matched.cache_info().maxsize is not None
