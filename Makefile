@@ -48,6 +48,7 @@ bench: $(VENV)/.dev $(VENV)/.model  ## speed and quality beside other libraries
 	$(BIN)/python benchmarks/finishing.py
 	$(BIN)/python benchmarks/profile_step.py
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python tests/conformance.py --output benchmarks/results/conformance-cpu.json
 
 # mypy does not follow the folder mapping of an editable install, so it checks an ordinary one.
 lint: $(VENV)/.dev

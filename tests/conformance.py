@@ -2,6 +2,7 @@
 
     python tests/conformance.py            # both, with the small model's tokens; compares
     python tests/conformance.py --update   # and keeps what has improved
+    python tests/conformance.py --output benchmarks/results/conformance-cpu.json   # keeps the times
 
 The official JSON-Schema-Test-Suite comes with the source distribution of the `jsonschema` package;
 MaskBench's development part lies beside the checkout. Each is left out, with a message, where it
@@ -9,11 +10,13 @@ cannot be had. A text is accepted if the mask lets every token pass, the check l
 pass, and both accept the end. `tests/conformance.json` holds what was reached; it may only improve.
 
 Besides it is told what a schema takes to compile, what a mask and a fork take along the accepted
-texts (CPU time, which a busy machine changes little), and why schemas were refused.
+texts (CPU time, which a busy machine changes little), and why schemas were refused. No time fails
+anything: `--output` keeps them beside those of the benchmarks, with the machine.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import itertools
 import json
@@ -362,13 +365,31 @@ def _refusals(tally: Tally) -> Table:
     return table
 
 
-def _timings(tally: Tally) -> Table:
+def timings(tally: Tally) -> dict[str, dict[str, float]]:
+    """Median, 99th percentile and maximum of the CPU times, and how many there are of each."""
+    lists = {"compile_ms": tally.compile_ms, "mask_us": tally.mask_us, "fork_us": tally.fork_us}
+    found: dict[str, dict[str, float]] = {}
+    for what, took in lists.items():
+        quantiles = np.quantile(took, (0.5, 0.99, 1.0)) if took else (0.0, 0.0, 0.0)
+        rounded = (round(float(q), 2) for q in quantiles)
+        found[what] = dict(zip(("median", "p99", "most"), rounded, strict=True))
+        found[what]["times"] = len(took)
+    return found
+
+
+def _timings(times: dict[str, dict[str, float]]) -> Table:
     table = Table("", "median", "p99", "most", "times", title="CPU time")
-    rows = {"compile, ms": tally.compile_ms, "mask, µs": tally.mask_us, "fork, µs": tally.fork_us}
-    for what, took in rows.items():
-        median, p99, most = (f"{q:.1f}" for q in np.quantile(took, (0.5, 0.99, 1.0)))
-        table.add_row(what, median, p99, most, str(len(took)))
+    for what, row in times.items():
+        cells = (f"{row[name]:.1f}" for name in ("median", "p99", "most"))
+        table.add_row(what.replace("_", ", ").replace("us", "µs"), *cells, str(row["times"]))
     return table
+
+
+def _machine() -> dict[str, Any]:
+    """As the benchmarks describe it."""
+    sys.path.append(str(HERE.parent / "benchmarks"))
+    found: dict[str, Any] = importlib.import_module("harness").machine()
+    return found
 
 
 @click.command()
@@ -376,8 +397,17 @@ def _timings(tally: Tally) -> Table:
 @click.option("--only", type=click.Choice(["suite", "maskbench"]), help="One of the two.")
 @click.option("--bytes", "as_bytes", is_flag=True, help="One token a byte instead of a model's.")
 @click.option("--maskbench", type=click.Path(path_type=Path), default=MASKBENCH, help="Its file.")
-def main(update: bool, only: str | None, as_bytes: bool, maskbench: Path) -> None:
+@click.option("--output", type=click.Path(path_type=Path), help="Write the times there, as JSON.")
+def main(
+    update: bool, only: str | None, as_bytes: bool, maskbench: Path, output: Path | None
+) -> None:
     """Measure conformance, print it, and compare with what was reached before."""
+    times: dict[str, Any] = {
+        "benchmark": "conformance",
+        "machine": None if output is None else _machine(),
+        "settings": {"tokens": "bytes" if as_bytes else "smollm2-135m"},
+        "collections": {},
+    }
     # Tables keep their columns when the output is a file.
     console = Console() if Console().is_terminal else Console(width=160)
     judge = _byte_judge() if as_bytes else _model_judge()
@@ -406,12 +436,16 @@ def main(update: bool, only: str | None, as_bytes: bool, maskbench: Path) -> Non
         console.print(_table(name, tally))
         if tally.refusals:
             console.print(_refusals(tally))
-        console.print(_timings(tally))
+        own = timings(tally)
+        console.print(_timings(own))
+        times["collections"][name] = {"schemas": tally.counts["all"]["schemas"], **own}
         now = _plain(tally)
         lost += worse(now, reached.get(name, {}))
         reached[name] = now
     for line in lost:
         console.print(f"worse than before: {line}", style="red", markup=False)
+    if output is not None:
+        output.write_text(json.dumps(times, indent=2) + "\n", encoding="utf-8")
     if update and not lost:
         RATCHET.write_text(json.dumps(reached, indent=1) + "\n")
     sys.exit(1 if lost else 0)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 from conformance import (
     DRAFTS,
     RATCHET,
@@ -12,6 +13,7 @@ from conformance import (
     _plain,
     in_order,
     judge_case,
+    main,
     suite_cases,
     suite_folder,
     worse,
@@ -88,6 +90,24 @@ def test_masks_and_forks_are_timed_at_each_token_of_an_accepted_text():
     tally = outcome(Case("c", {"type": "array"}, tests, []))
     assert len(tally.mask_us) == len(tally.fork_us) == len("[1, 2]")
     assert min(*tally.mask_us, *tally.fork_us, *tally.compile_ms) > 0
+
+
+def test_times_are_written_with_the_machine_and_fail_nothing(tmp_path):
+    file, output = tmp_path / "bench.jsonl", tmp_path / "times.json"
+    tests = [{"valid": True, "data": [1, 2]}]
+    file.write_text(json.dumps({"id": "c", "schema": {"type": "array"}, "tests": tests}))
+    words = ["--only", "maskbench", "--bytes", "--maskbench", str(file), "--output", str(output)]
+    done = CliRunner().invoke(main, words)
+    assert "compile, ms" in done.output
+    times = json.loads(output.read_text())
+    assert times["settings"] == {"tokens": "bytes"}
+    assert {"cpu", "cores", "load_before", "versions"} <= times["machine"].keys()
+    (found,) = times["collections"].values()
+    assert (found["schemas"], found["compile_ms"]["times"]) == (1, 1)
+    assert found["mask_us"]["times"] == found["fork_us"]["times"] == len("[1, 2]")
+    for row in (found["compile_ms"], found["mask_us"], found["fork_us"]):
+        assert 0 < row["median"] <= row["p99"] <= row["most"]
+    assert str(tmp_path) not in output.read_text()
 
 
 def test_instances_are_put_into_the_order_of_the_schema():
