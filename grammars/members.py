@@ -4,10 +4,15 @@ A text grows character by character, of kinds that make texts people would write
 random length it turns to whatever closes it: quotes, brackets, the end. Which characters close most
 eagerly is drawn anew for each text, since that depends on the grammar. A text that comes to a dead
 end, or grows too long, is given up and another one begun, with more patience each few times.
+
+What a check wants and no mask knows, as the values that an array `contains` or the `propertyNames`
+of an object, is hardly ever met character by character. So whole values of such subschemas are
+drawn first, as suggestions, and tried where a value may begin.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import string
@@ -16,9 +21,11 @@ from typing import Any
 
 from guided_smc.errors import ConstraintError, OptionError
 from guided_smc.grammars.characters import next_bytes
+from guided_smc.grammars.json_schema import JsonSchema
 from guided_smc.grammars.keywords import shorten
-from guided_smc.grammars.matching import every_byte
-from guided_smc.potentials import Completion, Constraint
+from guided_smc.grammars.matching import Limits, every_byte
+from guided_smc.grammars.refusals import Reasoned
+from guided_smc.potentials import Completion, Constraint, Intersection
 
 MAX_CHARACTERS = 2000
 """Of a member, unless something else is asked for."""
@@ -46,8 +53,22 @@ _KINDS: tuple[tuple[str, float, float], ...] = (
 )
 """Characters, how much of a growing text they make, and how late they come when it closes."""
 
+_MOST_SUGGESTING = 16
+"""Subschemas of which values are suggested, and listed values that are."""
+
+_SUGGESTED_EACH = 4
+_LONGEST_SUGGESTION = 200
+_DEEPEST = 3
+"""Suggestions within suggestions."""
+
+_EAGERNESS = (0.0, 0.2, 0.5, 0.8)
+"""How often a text takes a suggestion where one fits: one of these for each text."""
+
 _OTHER = (1.0, 2.5)
 _BEYOND_ASCII = (0.2, 4.0)
+
+
+_BEFORE_VALUES = frozenset("[{,: \n")
 
 
 def _table() -> tuple[list[int], list[float], list[float]]:
@@ -97,29 +118,95 @@ def sample_members(
         raise OptionError(f"n must be at least 0, got {n}")
     if max_characters < 0:
         raise OptionError(f"max_characters must be at least 0, got {max_characters}")
-    draw = random.Random(seed)
-    members: list[str] = []
+    return list(_members(constraint, n, random.Random(seed), max_characters, 0))
+
+
+def _members(
+    constraint: Constraint, n: int, draw: random.Random, most: int, depth: int
+) -> Iterator[str]:
+    suggestions = _suggestions(constraint, draw, depth) if n else []
     first = 0  # what was far too little for the last member will be for the next
     for _ in range(n):
-        member, tries = _member(constraint, draw, max_characters, first)
-        members.append(member)
+        member, tries = _member(constraint, draw, most, first, suggestions)
+        yield member
         first = max(0, tries - tries % _TRIES_EACH - _TRIES_EACH)
-    return members
 
 
-def _member(constraint: Constraint, draw: random.Random, most: int, first: int) -> tuple[str, int]:
+def _member(
+    constraint: Constraint, draw: random.Random, most: int, first: int, suggestions: list[str]
+) -> tuple[str, int]:
     """A member, and which try it was; the first one is that of a number."""
-    longest = ""
+    longest, refused = "", ("", False)
     for i, patience in enumerate(_PATIENCE[first:], first):
-        walk = _Walk(constraint, draw, most, patience)
+        walk = _Walk(constraint, draw, most, patience, suggestions)
         if walk.go():
             return walk.text, i
         longest = max(longest, walk.text, key=len)
+        refused = walk.refused or refused
+    tried = f", with {len(suggestions)} values of its subschemas as suggestions" * bool(suggestions)
     raise ConstraintError(
         f"{shorten(constraint.name)}: no member of up to {most} characters was found in "
-        f"{len(_PATIENCE) - first} tries (the longest beginning: {shorten(longest)!r}); allow "
-        "longer ones, or look whether there are any"
+        f"{len(_PATIENCE) - first} tries{tried} (the longest beginning: {shorten(longest)!r}"
+        f"{_because(constraint, *refused)}); allow longer ones, or look whether there are any"
     )
+
+
+def _because(constraint: Constraint, text: str, finished: bool) -> str:
+    """Why the check refused a text, in words; nothing where it did not or cannot say so."""
+    check = constraint.check()
+    for factor in check.factors() if check is not None and text else ():
+        if isinstance(factor, Reasoned) and (why := factor.why(text, finished=finished)):
+            return f"; of the last one the check says: {shorten(str(why))}"
+    return ""
+
+
+def _suggestions(constraint: Constraint, draw: random.Random, depth: int) -> list[str]:
+    """Values that the check of a schema may want, as JSON."""
+    if isinstance(constraint, Intersection):
+        return [s for part in constraint.constraints for s in _suggestions(part, draw, depth)]
+    # Of a union of schemas, and of what else is not itself one, nothing is known.
+    if not isinstance(constraint, JsonSchema) or not constraint.relaxed or depth > _DEEPEST:
+        return []
+    root = constraint.schema
+    found: list[str] = []
+    wanted: list[Any] = []
+    waiting: list[Any] = [root]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            lists = [part.get("enum"), part.get("required"), [part.get("const")]]
+            values = [value for each in lists if isinstance(each, list) for value in each]
+            found += [
+                json.dumps(value, ensure_ascii=False) for value in values if value is not None
+            ]
+            wanted += [part[keyword] for keyword in _WANTING if keyword in part]
+            if isinstance(names := part.get("propertyNames"), dict):
+                wanted.append({**names, "type": "string"})
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    found = found[:_MOST_SUGGESTING]
+    for schema in wanted[:_MOST_SUGGESTING]:
+        found += _values_of(schema, root, constraint.limits, draw, depth)
+    return list(dict.fromkeys(found))
+
+
+_WANTING = ("contains", "if")
+"""Keywords whose subschemas some value has to fit, or is judged by."""
+
+
+def _values_of(
+    schema: Any, root: Any, limits: Limits, draw: random.Random, depth: int
+) -> list[str]:
+    """Some values of a subschema; none where it cannot stand alone, or where none are found."""
+    if isinstance(schema, dict):
+        around = {k: root[k] for k in ("$schema", "$defs", "definitions") if k in root}
+        schema = {**around, **schema}
+    try:
+        alone = JsonSchema(schema, whitespace="compact", limits=limits)
+        return list(_members(alone, _SUGGESTED_EACH, draw, _LONGEST_SUGGESTION, depth + 1))
+    except ConstraintError:
+        return []
 
 
 class _Walk:
@@ -130,13 +217,20 @@ class _Walk:
         draw: Random numbers.
         most: Characters at most.
         patience: Characters at most after the turn to the end.
+        suggestions: Texts to try as a whole where a value may begin.
 
     Attributes:
         text: So far.
+        refused: The last longer text that the check refused, and whether it was a whole one.
     """
 
     def __init__(
-        self, constraint: Constraint, draw: random.Random, most: int, patience: float
+        self,
+        constraint: Constraint,
+        draw: random.Random,
+        most: int,
+        patience: float,
+        suggestions: list[str],
     ) -> None:
         self._compiled: Any = constraint.compile(every_byte())
         self._check = constraint.check()
@@ -149,7 +243,10 @@ class _Walk:
         self._liking = [draw.lognormvariate(0.0, 0.7) for _ in range(len(_KINDS) + 2)]
         if draw.random() < 0.3:
             self._liking[:2] = [20.0, 20.0]  # letters and digits: words and numbers
+        self._suggestions = suggestions
+        self._eagerness = draw.choice(_EAGERNESS) if suggestions else 0.0
         self.text = ""
+        self.refused: tuple[str, bool] | None = None
 
     def go(self) -> bool:
         """Whether a member was reached."""
@@ -164,7 +261,11 @@ class _Walk:
             state = after
 
     def _step(self, state: Any, closing: bool) -> Any:
-        """The state after one more character; None at a dead end."""
+        """The state after one more character, or after a suggestion; None at a dead end."""
+        if self._eagerness and (not self.text or self.text[-1] in _BEFORE_VALUES):
+            after = self._suggested(state)
+            if after is not None:
+                return after
         for byte in self._order(next_bytes(self._compiled, state), closing):
             after = state.fork()
             if not after.advance(byte):
@@ -177,6 +278,21 @@ class _Walk:
                 self.text = longer
                 return after
         return None
+
+    def _suggested(self, state: Any) -> Any:
+        """The state after one of the suggestions; None if none is taken."""
+        if self._draw.random() >= self._eagerness:
+            return None
+        suggestion = self._draw.choice(self._suggestions)
+        after = state.fork()
+        data = suggestion.encode(errors="surrogatepass")  # which no mask takes
+        longer = self.text + suggestion
+        if len(longer) > self._most or not all(map(after.advance, data)):
+            return None
+        if not self._may_go_on(longer):
+            return None
+        self.text = longer
+        return after
 
     def _finished(self, data: bytes, state: Any) -> bytes | None:
         """A whole character from its first byte on; None if none was found."""
@@ -219,12 +335,19 @@ class _Walk:
     def _may_go_on(self, text: str) -> bool:
         if self._check is None or not self._check.scores_prefixes:
             return True
-        return self._check.log_prefix([_completion(text, False)])[0] > -math.inf
+        return self._taken(text, False, self._check.log_prefix([_completion(text, False)]))
 
     def _is_member(self) -> bool:
         if self._check is None:
             return True
-        return self._check.log_complete([_completion(self.text, True)])[0] > -math.inf
+        return self._taken(
+            self.text, True, self._check.log_complete([_completion(self.text, True)])
+        )
+
+    def _taken(self, text: str, finished: bool, scores: Sequence[float]) -> bool:
+        if scores[0] == -math.inf:
+            self.refused = text, finished
+        return scores[0] > -math.inf
 
 
 def _completion(text: str, finished: bool) -> Completion:

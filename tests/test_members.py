@@ -70,6 +70,43 @@ def test_every_member_is_one_and_ends_in_time(constraint):
         assert explain(constraint, member).accepted
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "contains": {"const": "x"}, "minContains": 2, "maxContains": 3},
+        {"type": "array", "contains": {"$ref": "#/$defs/k"}, "$defs": {"k": {"enum": [["yes"]]}}},
+        {"items": {"contains": {"contains": {"const": None}}}, "type": "array", "minItems": 2},
+        {
+            "properties": {"a": {"type": "array", "contains": {"properties": {"k": {"const": 1}},
+                                                               "required": ["k"],
+                                                               "type": "object"}}},
+            "required": ["a"],
+            "type": "object",
+        },
+        {"type": "object", "propertyNames": {"pattern": "^k[0-9]$"}, "minProperties": 2},
+        {"type": "array", "not": {"not": {"contains": {"const": "rare"}}}},
+        {
+            "type": "object",
+            "if": {"not": {"required": ["kind"], "properties": {"kind": {"const": "a"}}}},
+            "then": False,
+        },
+    ],
+)  # fmt: skip
+def test_what_only_the_check_wants_is_suggested(schema):
+    members = sample_members(json_schema(schema), 2, seed=0)
+    validator = jsonschema.Draft202012Validator(schema)
+    assert all(validator.is_valid(json.loads(member)) for member in members)
+    both = json_schema(schema) & json_schema({"type": ["array", "object"]})
+    assert explain(both, sample_members(both, 1, seed=1)[0]).accepted
+
+
+def test_where_a_check_refuses_every_try_its_reason_is_told():
+    nothing = json_schema({"type": "array", "contains": {"const": 1}, "not": {"minItems": 1}})
+    with pytest.raises(ConstraintError, match="with 1 values of its subschemas as sugg") as e:
+        sample_members(nothing, 1, seed=0, max_characters=40)
+    assert "; of the last one the check says: " in str(e.value)
+
+
 def test_the_same_seed_gives_the_same_members():
     assert sample_members(regex(".*"), 9, seed=1) == sample_members(regex(".*"), 9, seed=1)
     assert sample_members(regex(".*"), 9, seed=1) != sample_members(regex(".*"), 9, seed=2)
