@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 from enum import Enum
+from functools import cached_property
 from typing import Any, Literal, get_args, get_origin
 from weakref import WeakKeyDictionary
 
@@ -76,9 +77,13 @@ class Choice(Constraint):
         Returns:
             None if they would be too large (see `automata.MAX_STATES` and `MAX_ENTRIES`).
         """
-        own = pieces(vocabulary)
-        states = ByteAutomaton.of_texts(self._sorted, MAX_STATES)
-        return None if states is None else Automaton.over_tokens(states, own)
+        states = self.over_bytes
+        return None if states is None else Automaton.over_tokens(states, pieces(vocabulary))
+
+    @cached_property
+    def over_bytes(self) -> ByteAutomaton | None:
+        """The language over bytes; None if it has too many states."""
+        return ByteAutomaton.of_texts(self._sorted, MAX_STATES)
 
     def compile(self, vocabulary: Vocabulary) -> CompiledChoice:
         """Bind to a vocabulary; done once for each."""

@@ -116,13 +116,13 @@ class Regex(Grammar):
         """Bind to a vocabulary; done once for each."""
         if vocabulary not in self._finite:
             self._finite[vocabulary] = finite(
-                self._bind(vocabulary), self._byte_automaton, pieces(vocabulary)
+                self._bind(vocabulary), self.over_bytes, pieces(vocabulary)
             )
         return self._finite[vocabulary]
 
     @cached_property
-    def _byte_automaton(self) -> ByteAutomaton | None:
-        """None if it has too many states."""
+    def over_bytes(self) -> ByteAutomaton | None:
+        """The language over bytes; None if it has too many states."""
         return automaton_of(as_python(self._translated), MAX_STATES)
 
     def automaton(self, vocabulary: Vocabulary) -> Automaton | None:

@@ -14,6 +14,7 @@ from guided_smc.costs import CostModel, load_or_measure
 from guided_smc.errors import ModelError, OptionError, PromptError
 from guided_smc.grammars import from_output_type
 from guided_smc.grammars.finishing import within
+from guided_smc.grammars.sharing import refuse_disjoint
 from guided_smc.models.base import LanguageModel
 from guided_smc.models.table import TableModel
 from guided_smc.options import Method, Options, make_options
@@ -235,6 +236,7 @@ class LM:
         compiled: CompiledConstraint | None = None
         of_loss: tuple[str, ...] = ()
         if constraint:
+            refuse_disjoint(constraint)
             compiled, of_loss = within(constraint, self.model.vocabulary, opts.max_tokens)
         return Request(
             index=index,
@@ -247,6 +249,7 @@ class LM:
             value_key=constraint.value_key if constraint else _identity,
             warnings=tuple(warnings),
             warnings_of_loss=of_loss,
+            languages=tuple(c.name for c in getattr(constraint, "constraints", ())),
             costs=self._costs_for(opts),
             columns=dict(columns or {}),
         )

@@ -175,6 +175,11 @@ def _warnings(population: Population[T], log_evidence: float, spread: Diversity)
     """What the outcome says."""
     request, options = population.request, population.options
     found = list(request.warnings_of_loss if population.cut_short else ())
+    if population.all_dead and request.languages:
+        found.append(
+            f"every particle died under {' & '.join(request.languages)}: perhaps no text satisfies "
+            "all of them (guided_smc.grammars.sample_members looks for one without a model)"
+        )
     if population.given_up and population.unmasked is not None:
         found.append(
             f"{len(population.given_up)} draw(s) gave up after {population.unmasked.max_rejected} "

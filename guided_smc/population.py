@@ -67,6 +67,7 @@ class Request(Generic[T]):
         value_key: Text to a key that is equal for equal values.
         warnings: To be handed on to the result.
         warnings_of_loss: The same, if a particle did not end within `max_tokens`.
+        languages: The names of those that are intersected, to be told if every particle dies.
         costs: What passes cost, where the block size is `"auto"`.
         columns: What else belongs to the prompt, for the potentials.
     """
@@ -81,6 +82,7 @@ class Request(Generic[T]):
     value_key: Callable[[str], Hashable]
     warnings: tuple[str, ...] = field(default=())
     warnings_of_loss: tuple[str, ...] = field(default=())
+    languages: tuple[str, ...] = field(default=())
     costs: CostModel | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
 

@@ -185,8 +185,9 @@ class Result(Generic[T]):
                     "every text, and top_k, top_p or min_p every token that a constraint allows "
                     "or a draft proposes"
                 )
+            told = "".join(f"; {warning}" for warning in self.warnings)
             raise IncompleteOutputError(
-                f"{what} (best partial text: {self.text!r}); {todo}",
+                f"{what} (best partial text: {self.text!r}); {todo}{told}",
                 text=self.text,
                 finish_reason=self.finish_reason,
             )

@@ -40,6 +40,7 @@ def check(tmp_path, monkeypatch, capsys):
     (tmp_path / "latin.txt").write_bytes(b"[\xe4]")
     (tmp_path / "schemas.py").write_text(
         "import pydantic\nclass Point(pydantic.BaseModel):\n    x: int\n    y: int = 0\n"
+        "from guided_smc import regex\nnone = regex('a+') & regex('b+')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -175,6 +176,7 @@ def test_the_time_limit_compiles_in_a_worker_and_names_itself(check, monkeypatch
             "--schema twice.json",
             'twice.json is ambiguous: the key "type" comes twice in one object, at $.items.type',
         ),
+        ("--schema schemas:none", "no text satisfies both regex 'a+' and regex 'b+'"),
         ("--schema empty.json", "schema empty.json is empty"),
         ("--grammar empty.json", "grammar empty.json: the grammar is empty"),
         ("--regex [a", "--regex: '[a' is not a regular expression"),

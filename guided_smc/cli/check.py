@@ -113,6 +113,7 @@ def _text(given: dict[str, Any]) -> str | None:
 def _compile(given: dict[str, Any]) -> tuple[Constraint, float]:
     """The constraint, and the seconds that it took."""
     from guided_smc.grammars import Limits, regex, start_worker
+    from guided_smc.grammars.sharing import refuse_disjoint
 
     limits = None
     regex("a")  # what is made once does not count
@@ -122,6 +123,10 @@ def _compile(given: dict[str, Any]) -> tuple[Constraint, float]:
     begin = time.perf_counter()
     constraint = load_language(given, limits).constraint
     assert constraint is not None
+    try:
+        refuse_disjoint(constraint)
+    except ConstraintError as error:
+        raise click.UsageError(str(error)) from None
     return constraint, time.perf_counter() - begin
 
 
