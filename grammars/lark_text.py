@@ -23,7 +23,7 @@ The parser is run on its own tables without building trees, so that a fork share
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -48,6 +48,9 @@ from guided_smc.grammars.worker import compiled_in_worker
 _END = "$END"
 _CEASES = re.compile(r"\(\?[=!>(]|[*+?}]\+|\(\*")
 """Lookaheads, atomic groups, conditions, verbs: a longer text may match no more."""
+
+_REFERS = re.compile(r"\\[1-9]|\\g<|\(\?P[=>]|\(\?[(&0-9R]")
+"""Backreferences, calls of groups and recursion; perhaps more."""
 
 _OWN_METHODS = ("process", "_process", "handle_NL", "always_accept")
 
@@ -169,10 +172,10 @@ class LarkText(PrefixConstraint):
         self._by_kind = all(
             tells_kinds_apart(t.pattern.to_regexp(), 0) for t in self.parser.terminals if t.pattern
         )
-        patterns = {terminal: _Pattern(terminal, sources[terminal]) for terminal in sources}
-        lexers = {id(lexer): lexer for lexer in contextual.lexers.values()}
-        ours = {i: _Lexer(lexer, sources, patterns) for i, lexer in lexers.items()}
-        self._lexers = {state: ours[id(lexer)] for state, lexer in contextual.lexers.items()}
+        self._sources = sources
+        self._patterns = {terminal: _Pattern(terminal, sources[terminal]) for terminal in sources}
+        self._contextual: dict[int, BasicLexer] = contextual.lexers
+        self._lexers: dict[int, _Lexer] = {}
 
     def _source(self, terminal: TerminalDef) -> str:
         try:
@@ -255,13 +258,12 @@ class LarkText(PrefixConstraint):
         text = cursor.text + text
         place, settled = cursor.settled, None
         while place.at < len(text):
-            lexer = self._lexers[place.stack[-1]]
+            lexer = self._lexer(place.stack[-1])
             found = lexer.first(text, place.at)
             if lexer.is_open(text, place.at):
                 settled = settled or place
-                could_be = lexer.could_be(text, place.at)
                 if lexer.may_cease(text, place.at, found) or any(
-                    self._takes(place, name) for name in could_be
+                    self._takes(place, name) for name in lexer.could_be(text, place.at)
                 ):
                     return _Cursor(text, settled)
             after = found and self._feed(place, lexer, *found)
@@ -278,7 +280,7 @@ class LarkText(PrefixConstraint):
         """
         place = cursor.settled
         while place.at < len(cursor.text):
-            lexer = self._lexers[place.stack[-1]]
+            lexer = self._lexer(place.stack[-1])
             found = lexer.first(cursor.text, place.at)
             after = found and self._feed(place, lexer, *found)
             if not after:
@@ -297,6 +299,13 @@ class LarkText(PrefixConstraint):
         return any(self.extend(cursor, c) is not None for c in to_try(begun, cursor.text))
 
     # -- the parser ------------------------------------------------------------------------------
+
+    def _lexer(self, state: int) -> _Lexer:
+        """Of a state of the parser; made when it is first reached, since a text reaches few."""
+        lexer = self._contextual[state]
+        if id(lexer) not in self._lexers:
+            self._lexers[id(lexer)] = _Lexer(lexer, self._sources, self._patterns)
+        return self._lexers[id(lexer)]
 
     def _takes(self, place: _Place, name: str) -> bool:
         """Whether a token of this terminal may come next."""
@@ -415,6 +424,10 @@ class _Lexer:
         self._all = _Pattern(" or ".join(tried), source or "(?!)")
         # A keyword that an identifier's pattern covers is not tried, but may be what is found.
         self._possible = [patterns[t.name] for t in lexer.terminals]
+        possible = [f"(?:{sources[t.name]})" for t in lexer.terminals]
+        self._any: _Pattern | None = None
+        if not any(map(_REFERS.search, possible)):  # by numbers that change in a union
+            self._any = _Pattern("of several", "|".join(possible) or "(?!)")
         self._patterns = patterns
         self._retype = dict(lexer.callback)
 
@@ -439,9 +452,10 @@ class _Lexer:
         pattern = self._patterns[found[0]]
         return pattern.may_cease and pattern.is_open(text, at)
 
-    def could_be(self, text: str, at: int) -> list[str]:
+    def could_be(self, text: str, at: int) -> Iterator[str]:
         """The terminals that may be all of the text from here and perhaps more."""
-        return [p.name for p in self._possible if p.could_be(text, at)]
+        if self._any is None or self._any.could_be(text, at):  # or dozens are asked in vain
+            yield from (p.name for p in self._possible if p.could_be(text, at))
 
 
 def _is_plain(postlex: object) -> bool:

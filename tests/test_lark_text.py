@@ -326,3 +326,13 @@ def test_the_real_model_computes(lm):
     )
     assert isinstance(out.value, lark.Tree)
     assert out.usage.constraint_calls < 30 * out.usage.particle_tokens
+
+
+def test_only_the_lexers_that_a_text_reaches_are_made():
+    constraint = LarkText(BLOCKS, postlex=GRAMMARS["blocks"][1]())
+    assert constraint._lexers == {}
+    assert constraint.extend(constraint.begin(), "if a") is not None
+    made = len(constraint._lexers)
+    assert 0 < made < len({id(lexer) for lexer in constraint._contextual.values()})
+    assert constraint.extend(constraint.begin(), "if a") is not None
+    assert len(constraint._lexers) == made
