@@ -18,7 +18,7 @@ import numbers
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from decimal import Decimal
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, overload
 
 from guided_smc.errors import OptionError, PotentialError
 from guided_smc.options import check_beta
@@ -309,22 +309,22 @@ class Reward(Tilt):
 
     # -- arithmetic --------------------------------------------------------------------------
 
-    def __add__(self, other: Any) -> Reward:
+    def __add__(self, other: Reward | float) -> Reward:
         from guided_smc.rewards.arithmetic import total
 
         return total([(1.0, self), (1.0, other)])
 
-    def __radd__(self, other: Any) -> Reward:
+    def __radd__(self, other: Reward | float) -> Reward:
         from guided_smc.rewards.arithmetic import total
 
         return total([(1.0, other), (1.0, self)])
 
-    def __sub__(self, other: Any) -> Reward:
+    def __sub__(self, other: Reward | float) -> Reward:
         from guided_smc.rewards.arithmetic import total
 
         return total([(1.0, self), (-1.0, other)])
 
-    def __rsub__(self, other: Any) -> Reward:
+    def __rsub__(self, other: Reward | float) -> Reward:
         from guided_smc.rewards.arithmetic import total
 
         return total([(1.0, other), (-1.0, self)])
@@ -332,6 +332,11 @@ class Reward(Tilt):
     def __neg__(self) -> Reward:
         return self._times(-1.0)
 
+    # Numbers are more than what potentials multiply by.
+    @overload  # type: ignore[override]
+    def __mul__(self, other: float) -> Reward: ...
+    @overload
+    def __mul__(self, other: Potential) -> Potential: ...
     def __mul__(self, other: Any) -> Any:
         """A multiple of R by a number; the product of potentials by a potential."""
         if isinstance(other, Potential):
@@ -339,11 +344,11 @@ class Reward(Tilt):
         number = as_number(other)
         return NotImplemented if number is None else self._times(number)
 
-    def __rmul__(self, other: Any) -> Any:
+    def __rmul__(self, other: float) -> Reward:
         number = as_number(other)
         return NotImplemented if number is None else self._times(number)
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: float) -> Reward:
         number = as_number(other)
         if number is None:
             return NotImplemented

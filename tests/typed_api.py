@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import BaseModel
 from typing_extensions import assert_type
 
-from guided_smc import LM, Result, Weighted, choice, json_schema, regex, reward
+from guided_smc import LM, Potential, Result, Weighted, choice, json_schema, regex, reward
+from guided_smc.rewards import Reward, length
 
 
 class Person(BaseModel):
@@ -31,3 +32,8 @@ def check(lm: LM) -> None:
     lm.generate("a", output_type=int | None)
     lm.generate("a", output_type=regex("a") & choice(["a", "b"]))
     lm.generate("a", potential=regex("a") * reward(len))
+    assert_type(0.7 * length(5) + reward(len) / 2 - 1, Reward)
+    assert_type(length(5) * 2, Reward)
+    assert_type(length(5) * reward(len), Potential)
+    assert_type((length(5) + 1).with_(beta=2), Reward)
+    lm.generate("a", reward=-length(5).clip(-1, 0))
