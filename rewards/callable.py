@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -151,6 +151,10 @@ class CallableReward(Reward):
             fn = function.by_keyword
         try:
             returned = run(fn, items, timeout=self.timeout, progress=progress)
+            if any(map(inspect.isawaitable, returned)):
+                # A plain function around a coroutine function.
+                progress = Progress(len(items))
+                returned = each_awaited(_itself, returned, timeout=self.timeout, progress=progress)
         except Failed as failed:
             assert isinstance(failed.__cause__, Exception)
             about = self._about(function, completions, failed.at)
@@ -159,7 +163,9 @@ class CallableReward(Reward):
             ) from failed.__cause__
         except TimedOut:
             about = self._about(function, completions, progress.first_pending)
-            what = f"took longer than timeout={self.timeout:g} seconds"
+            what = "was cancelled"
+            if self.timeout is not None:
+                what = f"took longer than timeout={self.timeout:g} seconds"
             raise self._explained(function, what, about) from None
         if function.convention == "batch":
             return self._scores(function, returned[0], completions)
@@ -279,8 +285,9 @@ class _Function:
     is_async: bool = False
 
     def by_keyword(self, arguments: dict[str, Any]) -> Any:
-        """Call it."""
-        return self.fn(**arguments)
+        """Call it. What it computes as it is iterated over is computed here."""
+        found = self.fn(**arguments)
+        return list(found) if isinstance(found, Iterator) else found
 
     @classmethod
     def of(cls, fn: Callable[..., Any], name: str) -> _Function:
@@ -337,6 +344,10 @@ class _Function:
             "`completions` (a list of texts; and `prompts` and columns if it likes) or one text; "
             "bind its other parameters with functools.partial"
         )
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def is_chat(prompt: Any) -> bool:

@@ -133,8 +133,9 @@ class Likelihood(Reward):
 
     def cache_key(self, completion: Completion) -> Hashable:
         """The tokens, or the text where its tokens mean nothing to the model."""
-        ids = self._same_tokens(completion.vocabulary)
-        return (repr(completion.prompt), completion.token_ids if ids else completion.text)
+        same = self._same_tokens(completion.vocabulary)
+        read = completion.token_ids if same else completion.text
+        return (repr(completion.prompt), read, _is_cut(completion))
 
     def _scores(self, completions: Sequence[Completion], *, finished: bool) -> list[float]:
         asked: dict[tuple[int, ...], list[int]] = {}
@@ -149,11 +150,8 @@ class Likelihood(Reward):
                     f"over the context of {self.model.name!r}, {limit}"
                 )
                 raise self.error(what, [completion])
-            cut = completion.max_tokens is not None and (
-                len(completion.token_ids) >= completion.max_tokens
-            )
             asked.setdefault(prompt, []).append(i)
-            texts.append((ids, finished and self.end and not cut))
+            texts.append((ids, finished and self.end and not _is_cut(completion)))
         values = [0.0] * len(completions)
         with self._lock:
             for prompt, members in asked.items():
@@ -218,6 +216,12 @@ class Likelihood(Reward):
             else:
                 self._judged = (vocabulary, True)
         return self._judged[1]
+
+
+def _is_cut(completion: Completion) -> bool:
+    """Whether a text is as long as it may be."""
+    n, most = len(completion.token_ids), completion.max_tokens
+    return most is not None and n >= most
 
 
 @dataclass
@@ -330,7 +334,8 @@ class PrefixReader:
             self._add(total, logits, [t[start : start + _CHUNK] for t in targets])
         for r in rows:
             self._rows[r].log_p = total[r]
-        if session.kv_cache == "general":
+        goes_on = any(row.idle is not None for row in self._rows)
+        if session.kv_cache == "general" or not goes_on:
             self._session, self._rows = None, []
         return [total[r] for r in rows]
 

@@ -142,21 +142,35 @@ def each_awaited(
     Where this thread's event loop is running already, as in a notebook or a server, another thread
     runs them.
     """
+    tasks: list[asyncio.Future[Value]] = []
 
     async def one(i: int, item: Item) -> Value:
         try:
             result = await fn(item)
+        except _Stopped:
+            # The event loop would report it as nobody's, and go on with the others.
+            for task in tasks:
+                task.cancel()
+            raise TimedOut from None
         except Exception as error:
             raise Failed(i) from error
         progress.pending.remove(i)
         return result
 
     async def all_of_them() -> list[Value]:
-        together = asyncio.gather(*(one(i, item) for i, item in enumerate(items)))
-        try:
-            return await asyncio.wait_for(together, timeout)
-        except asyncio.TimeoutError:
-            raise TimedOut from None
+        tasks.extend(asyncio.ensure_future(one(i, item)) for i, item in enumerate(items))
+        first = asyncio.FIRST_EXCEPTION
+        done, late = await asyncio.wait(tasks, timeout=timeout, return_when=first)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        ended = [task for task in tasks if task in done and not task.cancelled()]
+        errors = [error for task in ended if (error := task.exception())]
+        if errors:
+            raise errors[0]
+        if len(ended) < len(tasks):
+            raise TimedOut
+        return [task.result() for task in tasks]
 
     def work() -> list[Value]:
         return asyncio.run(all_of_them())

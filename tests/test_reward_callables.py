@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import threading
 import time
 
@@ -141,7 +142,17 @@ class SlowLength:
         return [len(c) for c in completions]
 
 
-@pytest.mark.parametrize("fn", [slow_length, functools.partial(slow_length), SlowLength()])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        slow_length,
+        functools.partial(slow_length),
+        SlowLength(),
+        lambda text: slow_length(text),
+        lambda completions: SlowLength()(completions),
+    ],
+    ids=range(5),
+)
 def test_coroutine_functions_are_awaited(fn):
     assert reward(fn).rewards(completions("a", "bb", "a")) == [1.0, 2.0, 1.0]
 
@@ -172,6 +183,14 @@ def test_an_error_of_a_coroutine_names_its_text():
         reward(slow_length).rewards(completions("good", "bad"))
     assert failed.value.text == "bad"
     assert isinstance(failed.value.__cause__, KeyError)
+
+
+def test_a_coroutine_that_cancels_itself_is_an_error():
+    async def gives_up(text):
+        raise asyncio.CancelledError
+
+    with pytest.raises(PotentialError, match=r"'gives_up' was cancelled.*'a'"):
+        reward(gives_up).rewards(completions("a"))
 
 
 # -- time limits -----------------------------------------------------------------------------
@@ -211,6 +230,17 @@ def test_a_function_that_catches_exceptions_is_stopped_too():
     wait_until(lambda: not reward_threads())
 
 
+def test_what_is_computed_while_it_is_iterated_over_is_within_the_limit():
+    def lazy(completions):
+        yield 1.0
+        while True:
+            pass
+
+    with pytest.raises(PotentialError, match="took longer"):
+        reward(lazy, timeout=0.1).rewards(completions("a", "b"))
+    wait_until(lambda: not reward_threads())
+
+
 def test_a_function_that_sleeps_is_left_behind():
     began = time.monotonic()
     with pytest.raises(PotentialError, match=r"'sleeps' took longer.*'a'"):
@@ -238,14 +268,17 @@ def test_coroutines_are_cancelled_and_the_text_that_waits_is_named():
     assert cancelled == ["bad"]
 
 
-def test_a_coroutine_that_never_yields_is_stopped():
+def test_a_coroutine_that_never_yields_is_stopped_without_a_word(caplog, capfd):
     async def spins(text):
         while True:
             pass
 
     with pytest.raises(PotentialError, match="took longer"):
-        reward(spins, timeout=0.1).rewards(completions("a"))
+        reward(spins, timeout=0.1).rewards(completions("a", "b"))
     wait_until(lambda: not reward_threads())
+    gc.collect()
+    assert not caplog.records
+    assert not capfd.readouterr().err
 
 
 def test_within_its_time_a_function_is_what_it_is_without_a_limit():

@@ -58,6 +58,7 @@ def test_it_is_the_log_probability_of_the_tokens_and_of_the_end():
 
 def test_the_end_counts_if_asked_and_if_the_text_was_not_cut():
     ids = (0, 1)
+    one = language_model(lm(EXPERT))
     with_end = table_log_p(EXPERT, PROMPT, ids, end=True)
     without = table_log_p(EXPERT, PROMPT, ids, end=False)
     for settings, max_tokens, expected in (
@@ -66,7 +67,7 @@ def test_the_end_counts_if_asked_and_if_the_text_was_not_cut():
         ({}, 2, without),
         ({"end": False}, 3, without),
     ):
-        r = language_model(lm(EXPERT), **settings)
+        r = language_model(lm(EXPERT), **settings) if settings else one
         assert r.rewards([given(ids, max_tokens=max_tokens)]) == pytest.approx([expected], abs=1e-5)
 
 
@@ -181,6 +182,13 @@ def test_a_text_that_grows_costs_its_new_tokens():
     assert reader.fed == 13 + 4 + 5
 
 
+def test_nothing_is_kept_of_texts_that_have_all_ended():
+    reader = PrefixReader(llama(), PROMPT)
+    reader.log_p([((0, 1), False), ((2, 2), False)])
+    reader.log_p([((0, 1, 1), True), ((2, 2, 3), True)])
+    assert reader._session is None
+
+
 def test_long_texts_are_read_in_pieces():
     ids = tuple(int(i) for i in np.random.default_rng(1).integers(0, 4, 50))
     found = PrefixReader(llama(), PROMPT).log_p([(ids, True), (ids[:33], False)])
@@ -272,6 +280,22 @@ def test_a_prompt_that_the_model_cannot_read_is_an_error_with_the_reason():
     r = language_model(lm(EXPERT), prompt="xyz")
     with pytest.raises(PotentialError, match=r"PromptError.*no token"):
         r.rewards([given((0,))])
+
+
+def test_under_the_model_that_generates_it_is_what_the_run_itself_has_added_up():
+    """Also of texts that are cut at the length cap, and while texts grow."""
+    for model in (TARGET, llama()):
+        made = language_model(lm(model), beta=0.3, name="own")
+        request_ = request(model, PROMPT, seed=1, max_tokens=5, n_particles=8, potentials=[made])
+        engine = Engine(model, None, max_rows=10**6)
+        engine.add(request_)
+        events = []
+        while engine.busy:
+            events += engine.step()
+        (result,) = results(events)
+        assert {p.finish_reason for p in result.particles} == {"stop", "length"}
+        for particle in result.particles:
+            assert particle.rewards["own"] == pytest.approx(particle.log_p, abs=1e-4)
 
 
 # -- the posterior ---------------------------------------------------------------------------
