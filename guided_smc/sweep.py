@@ -107,13 +107,16 @@ class Sweep:
             kl.append(r.kl.value + (plain[i].log_evidence if i in plain else 0.0))
             tilted.append(_reward(r).tilted.value)
         runs = list(results.values())
+        alone = _reward(runs[0]).tilted.std_error
         return Point(
             method="smc",
             beta=beta,
             n=self.n_particles,
-            reward=_over_prompts([_expected(r) for r in runs], _reward(runs[0]).tilted.std_error),
+            reward=_over_prompts(
+                [expected_reward(r) for r in runs], _reward(runs[0]).tilted.std_error
+            ),
             kl=_over_prompts(kl, runs[0].kl.std_error if runs[0].kl else None),
-            tilted=_over_prompts(tilted, _reward(runs[0]).tilted.std_error),
+            tilted=_over_prompts(tilted, alone),
             independent=float(np.mean([r.diversity.independent for r in runs])),
             target_tokens=float(np.mean([r.usage.particle_tokens for r in runs])),
             prompts=len(runs),
@@ -121,7 +124,7 @@ class Sweep:
 
     def _best_of(self, n: int) -> Point:
         pools = list(self.results[None].values())
-        means = [_best_of(_candidates(r), n) for r in pools]
+        means = [best_of(candidates(r), n) for r in pools]
         tokens = [r.usage.particle_tokens * n / self.n_particles for r in pools]
         kl = math.log(n) - (n - 1) / n
         return Point(
@@ -136,7 +139,7 @@ class Sweep:
 
     def _soft_best_of(self, beta: float) -> Point:
         pools = list(self.results[None].values())
-        found = [_soft_best_of(_candidates(r), beta, np.random.default_rng(0)) for r in pools]
+        found = [soft_best_of(candidates(r), beta) for r in pools]
         return Point(
             method="soft_best_of_n",
             beta=beta,
@@ -281,19 +284,19 @@ def _reward(result: Result[Any]) -> Any:
     return list(result.rewards.values())[-1]
 
 
-def _expected(result: Result[Any]) -> float:
+def expected_reward(result: Result[Any]) -> float:
     """Mean R of what might have been chosen."""
     key = list(result.rewards)[-1]
     return math.fsum(p.share * p.rewards[key] for p in result.particles if p.share > 0)
 
 
-def _candidates(result: Result[Any]) -> np.ndarray:
+def candidates(result: Result[Any]) -> np.ndarray:
     """R of the finished candidates, float64, as they were drawn."""
     key = list(result.rewards)[-1]
     return np.array([p.rewards[key] for p in result.particles if p.weight > 0])
 
 
-def _best_of(rewards: np.ndarray, n: int) -> float:
+def best_of(rewards: np.ndarray, n: int) -> float:
     """Mean of the largest of n, over all choices of n among the candidates."""
     n = min(n, len(rewards))
     ranked = np.sort(rewards)
@@ -302,9 +305,7 @@ def _best_of(rewards: np.ndarray, n: int) -> float:
     return _mean(ranked, share)
 
 
-def _soft_best_of(
-    rewards: np.ndarray, beta: float, rng: np.random.Generator
-) -> tuple[float, float]:
+def soft_best_of(rewards: np.ndarray, beta: float, *, seed: int = 0) -> tuple[float, float]:
     """Mean R of a draw by `exp(β·R)` among the candidates, and the KL of its law from theirs.
 
     A candidate's density rises by `E[N e^{βR} / (e^{βR} + Σ e^{βR'})]`, over the N − 1 others;
@@ -313,7 +314,7 @@ def _soft_best_of(
     n = len(rewards)
     log_tilt = beta * rewards
     tilt = np.exp(log_tilt - log_tilt.max()) if np.isfinite(log_tilt.max()) else np.ones(n)
-    others = rng.choice(tilt, size=(_DRAWS, n - 1)).sum(axis=1)
+    others = np.random.default_rng(seed).choice(tilt, size=(_DRAWS, n - 1)).sum(axis=1)
     ratio = np.array([np.mean(n * own / (own + others)) if own else 0.0 for own in tilt])
     density = ratio / ratio.mean()
     log_density = np.log(np.where(density > 0, density, 1.0))

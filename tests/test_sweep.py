@@ -15,7 +15,7 @@ from test_tilts import moments, truth, value
 
 from guided_smc import LM
 from guided_smc.errors import GuidedSMCError, OptionError, PotentialError
-from guided_smc.sweep import _best_of, _soft_best_of
+from guided_smc.sweep import best_of, soft_best_of
 
 BETAS = (0.0, 1.0, 3.0)
 
@@ -52,7 +52,7 @@ def test_best_of_n_is_the_mean_over_all_choices_of_n():
     rewards = np.array([0.3, -1.0, 2.0, 0.3, 5.0])
     for n in range(1, 6):
         every = [max(c) for c in itertools.combinations(rewards, n)]
-        assert _best_of(rewards, n) == pytest.approx(np.mean(every))
+        assert best_of(rewards, n) == pytest.approx(np.mean(every))
 
 
 def test_best_of_n_is_unbiased_on_an_exact_model():
@@ -72,7 +72,7 @@ def test_best_of_n_is_unbiased_on_an_exact_model():
 def test_soft_best_of_many_is_the_tilted_posterior():
     rewards = [p.rewards["value"] for p in sweep(betas=[0.0]).results[None][0].particles]
     for beta in (0.5, 2.0):
-        mean, kl = _soft_best_of(np.array(rewards), beta, np.random.default_rng(1))
+        mean, kl = soft_best_of(np.array(rewards), beta, seed=1)
         expected = moments(False, beta)
         assert mean == pytest.approx(expected[0], abs=0.06)
         assert kl == pytest.approx(expected[2], abs=0.06)
@@ -80,7 +80,7 @@ def test_soft_best_of_many_is_the_tilted_posterior():
 
 def test_soft_best_of_two_is_exact_where_both_candidates_are_known():
     """Each is chosen with chance 1/2 beside itself, and by the tilt beside the other."""
-    mean, kl = _soft_best_of(np.array([0.0, 1.0]), 1.0, np.random.default_rng(0))
+    mean, kl = soft_best_of(np.array([0.0, 1.0]), 1.0)
     s = 1 / (1 + math.e)
     density = np.array([(0.5 + s) / 2 * 2, (0.5 + 1 - s) / 2 * 2])
     assert mean == pytest.approx(1 - s)
