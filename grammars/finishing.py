@@ -5,9 +5,9 @@ time has no future. It is refused as soon as that is known: particles then close
 opened while there is room, where otherwise they would all die at the cap.
 
 For finite automata and lists of texts the fewest tokens to the end are known exactly. For other
-constraints a completion is looked for (`completing`): while one is known that fits, a token is
-refused if none is found behind it that still fits. What only a completion that is not found could
-finish in time is lost. Where no completion is known, nothing is refused.
+constraints completions are looked for (`plans`): while one is known that fits, a token is refused
+if none is found behind it that still fits. What only a completion that is not found could finish in
+time is lost, and the result's warnings tell. Where no completion is known, nothing is refused.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from guided_smc.errors import ConstraintError
-from guided_smc.grammars.completing import Completions
-from guided_smc.grammars.matching import every_byte
 from guided_smc.grammars.pieces import Pieces, pieces
+from guided_smc.grammars.plans import Plan, Search, Text
 from guided_smc.potentials import (
     CompiledConstraint,
     Constraint,
@@ -40,6 +39,9 @@ _PULL = 1e-3
 the model's favourite no longer fits. The weights make up for it."""
 
 _MAX_REJECTED = 200
+
+_HINTS = 4
+"""Last bytes of what was written that are tried as hints."""
 
 _REMEDY = "raise max_tokens, which is so near that nearly nothing fits"
 
@@ -93,7 +95,10 @@ def within(
         return compiled, ()
     search = _search(constraint, vocabulary)
     if search.shortest is None:
-        return compiled, ()
+        return compiled, (
+            f"{constraint.name}: no text was found by looking ahead, so that nothing is known of "
+            "how to end in time",
+        )
     if search.shortest.tokens > max_tokens:
         return compiled, (
             f"{constraint.name}: the shortest text that was found has {search.shortest.tokens} "
@@ -157,61 +162,6 @@ class Finishing:
 # -- by what is found ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A completion of a text.
-
-    Attributes:
-        data: Its bytes.
-        tokens: The fewest tokens that spell it.
-    """
-
-    data: bytes
-    tokens: int
-
-
-class Search:
-    """Plans for the texts of one constraint and vocabulary."""
-
-    def __init__(self, constraint: Constraint, own: Pieces) -> None:
-        self.own = own
-        self.completions = Completions(
-            constraint.compile(every_byte()), (b for b in range(256) if bytes([b]) in own.ids)
-        )
-        self.start = self.completions.start()
-        self.shortest = self._plan(self.completions.shortest(self.start))
-
-    def plan(self, text: Any, near: Plan | None, written: bytes) -> Plan | None:
-        """A completion of a text, by one of a text before it if that serves.
-
-        Args:
-            text: State over bytes.
-            near: A completion of the text before the last bytes.
-            written: Those last bytes.
-        """
-        return self._reuse(text, near, written) or self._plan(self.completions.shortest(text))
-
-    def fits(self, text: Any, near: Plan, written: bytes, room: int) -> bool:
-        """Whether some completion is found that takes no more tokens than there is room for."""
-        known = self._reuse(text, near, written)
-        if known is None or known.tokens > room:
-            known = self._plan(self.completions.greedy(text))
-        return known is not None and known.tokens <= room
-
-    def _reuse(self, text: Any, near: Plan | None, written: bytes) -> Plan | None:
-        if near is None:
-            return None
-        if near.data.startswith(written):
-            return self._plan(near.data[len(written) :])
-        return near if self.completions.completes(text, near.data) else None
-
-    def _plan(self, data: bytes | None) -> Plan | None:
-        if data is None:
-            return None
-        tokens = self.own.fewest(data)
-        return None if tokens is None else Plan(data, tokens)
-
-
 @dataclass
 class Outlook:
     """A state with what is known of its end.
@@ -219,33 +169,44 @@ class Outlook:
     Attributes:
         inner: The constraint's own state.
         left: Tokens that may still come.
-        text: State over bytes, behind what the plan is for.
-        plan: A completion, if one is known.
-        planned: `left` when the plan was made.
+        text: What the plans complete.
+        plans: Completions, those with the fewest tokens first.
+        tails: Completions that may be those of what comes next.
+        planned: `left` when the plans were made.
         written: Bytes since then.
+        pieces: The model's tokens.
+        doubted: Tokens that were refused here, though not every end behind them was tried.
     """
 
     inner: ConstraintState
     left: int
-    text: Any
-    plan: Plan | None
+    text: Text
+    plans: tuple[Plan, ...]
+    tails: tuple[Plan, ...]
     planned: int
     written: bytes
     pieces: Pieces
+    doubted: list[int]
 
     @property
     def accepting(self) -> bool:
         """Whether the text so far is a member."""
         return self.inner.accepting
 
+    @property
+    def fewest(self) -> int | None:
+        """Tokens to the end, by the best plan."""
+        return self.plans[0].tokens if self.plans else None
+
     def fork(self) -> Outlook:
         """An independent copy. States over bytes are never changed, so that they are shared."""
-        return replace(self, inner=self.inner.fork())
+        return replace(self, inner=self.inner.fork(), doubted=[])
 
     def advance(self, token: int) -> bool:
         """Consume one token. False if no member begins like this."""
         self.left -= 1
         self.written += self.pieces.piece(token)
+        self.doubted = []
         return self.inner.advance(token)
 
     def forced(self) -> list[int]:
@@ -266,9 +227,17 @@ class Searching:
 
     def start(self) -> Outlook:
         """The state before the first token."""
-        search, left = self._search, self._max_tokens
+        search = self._search
         return Outlook(
-            self._compiled.start(), left, search.start, search.shortest, left, b"", search.own
+            inner=self._compiled.start(),
+            left=self._max_tokens,
+            text=search.start,
+            plans=search.first,
+            tails=search.tails_of(search.first),
+            planned=self._max_tokens,
+            written=b"",
+            pieces=search.own,
+            doubted=[],
         )
 
     def fill_masks(self, states: Sequence[Outlook], bitmask: np.ndarray) -> None:
@@ -285,47 +254,86 @@ class Searching:
             return False
         if not self._near(state):
             return True
-        assert state.plan is not None
-        written = self._search.own.piece(token)
-        text = self._search.completions.after(state.text, written)
-        if text is None:
-            return False
-        return self._search.fits(text, state.plan, written, state.left - 1)
+        written, room = self._search.own.piece(token), state.left - 1
+        if any(self._begins(plan, written, room) for plan in state.plans):
+            return True
+        fits = self._search.fits(state.text, written, state.tails, room)
+        if fits is None:
+            state.doubted.append(token)
+        return bool(fits)
 
     def pull(self, state: Outlook) -> tuple[np.ndarray, float] | None:
-        """Tokens to propose more often, as those that begin the known completion."""
+        """Tokens to propose more often, as those that begin the known completions."""
         if not self._near(state):
             return None
-        assert state.plan is not None
-        if not state.plan.data:
+        firsts = {plan.data[0] for plan in state.plans if plan.data and plan.tokens <= state.left}
+        if not firsts:
             return None
-        return self._search.own.by_first_byte[state.plan.data[0]], _PULL
+        chosen = [self._search.own.by_first_byte[byte] for byte in sorted(firsts)]
+        return np.concatenate(chosen), _PULL
 
     def known(self, state: Outlook) -> list[int]:
-        """The tokens by which the known completion may begin, in time."""
+        """The tokens by which the known completions may begin, in time."""
         if self._asked is not None or not self._near(state):
             return []
-        assert state.plan is not None
-        own, data = self._search.own, state.plan.data
-        return [
-            token
-            for n in range(1, min(len(data), own.longest) + 1)
-            if data[:n] in own.ids
-            and (rest := own.fewest(data[n:])) is not None
-            and rest < state.left
-            for token in own.ids[data[:n]]
-        ]
+        own = self._search.own
+        beginnings = {
+            plan.data[:n]
+            for plan in state.plans
+            for n in range(1, min(len(plan.data), own.longest) + 1)
+            if plan.data[:n] in own.ids and self._begins(plan, plan.data[:n], state.left - 1)
+        }
+        return sorted(token for data in beginnings for token in own.ids[data])
+
+    def doubted(self, state: Outlook) -> list[int] | None:
+        """Tokens that were refused at a state, though not every end behind them was tried.
+
+        Returns:
+            None if there is no room for any end that was found, so that the text is at a loss.
+        """
+        if not state.accepting and state.left < (state.fewest or 0):
+            return None
+        return state.doubted
+
+    def _begins(self, plan: Plan, written: bytes, room: int) -> bool:
+        """Whether a plan goes on like this, with room for the rest."""
+        if not plan.data.startswith(written):
+            return False
+        rest = self._search.own.fewest(plan.data[len(written) :])
+        return rest is not None and rest <= room
 
     def _near(self, state: Outlook) -> bool:
-        """Whether the room is scarce, by a plan that fits. Brings the plan up to date."""
+        """Whether the room is scarce, by a plan that fits. Brings the plans up to date."""
         spent = state.planned - state.left
-        tight = state.plan is not None and state.left <= 2 * state.plan.tokens + spent + _ROOM
+        fewest = state.fewest
+        tight = fewest is None or state.left <= 2 * fewest + spent + _ROOM
         if spent and (tight or spent >= max(8, state.left // 8)):
-            text = self._search.completions.after(state.text, state.written)
-            state.plan = self._search.plan(text, state.plan, state.written) if text else None
-            state.text, state.planned, state.written = text or state.text, state.left, b""
-            tight = state.plan is not None and state.left <= 2 * state.plan.tokens + _ROOM
-        return tight and state.plan is not None and state.plan.tokens <= state.left > 0
+            self._look_ahead(state)
+            fewest = state.fewest
+            tight = fewest is not None and state.left <= 2 * fewest + _ROOM
+        return tight and fewest is not None and fewest <= state.left > 0
+
+    def _look_ahead(self, state: Outlook) -> None:
+        """Make the plans those of the text as it is now."""
+        if not self._follow(state, state.written):
+            # One byte at a time opens less than all of them, and is closed more easily.
+            for byte in state.written:
+                if not self._follow(state, bytes([byte]), although_none=True):
+                    break
+        state.planned, state.written = state.left, b""
+
+    def _follow(self, state: Outlook, written: bytes, although_none: bool = False) -> bool:
+        """Go on to the text behind some bytes, if plans are found for that."""
+        search = self._search
+        text = search.after(state.text, written)
+        if text is None:  # the constraint's own state is dead, too
+            return False
+        rests = [p.data[len(written) :] for p in state.plans if p.data.startswith(written)]
+        plans = search.plans(text, state.left, state.tails, tuple(rests), written[-_HINTS:])
+        if plans or although_none:
+            state.text, state.plans = text, plans
+            state.tails = search.tails_of(plans) if plans else state.tails
+        return bool(plans) or although_none
 
 
 _searches: WeakKeyDictionary[Constraint, WeakKeyDictionary[Vocabulary, Search]] = (

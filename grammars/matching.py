@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any
@@ -51,7 +51,8 @@ class Limits:
         max_grammar_symbols: Of the compiled grammar.
         max_lexer_fuel: Work to compile its patterns (about 50 000 a millisecond).
         max_mask_fuel: Work of the patterns at one mask (about 14 000 a millisecond).
-        max_mask_items: Work of the parser at one mask (about 20 000 a millisecond).
+        max_mask_items: Work of the parser at one mask (about 20 000 a millisecond); a tenth of it
+            at one place of the text.
         max_lexer_states: States of its patterns, all masks together.
         max_check_steps: Subschemas that may apply to one value, and references (`$ref`) that are
             followed to check it (about 20 a millisecond).
@@ -93,6 +94,7 @@ class Limits:
             initial_lexer_fuel=self.max_lexer_fuel,
             step_lexer_fuel=self.max_mask_fuel,
             step_max_items=self.max_mask_items,
+            max_items_in_row=self.max_mask_items // 10,
             max_grammar_size=self.max_grammar_symbols,
             max_lexer_states=self.max_lexer_states,
             verbose_errors=False,
@@ -252,6 +254,33 @@ class GrammarState:
             self._grammar.check_limits(self.matcher)
         return self.alive
 
+    def allowed_bits(self) -> int:
+        """The mask as the bits of a number, for vocabularies of few tokens.
+
+        Raises:
+            ConstraintError: The mask would cost more than the limits allow.
+        """
+        if not self.growing:
+            return 0
+        bits = int.from_bytes(self.matcher.compute_bitmask(), "little")
+        self._grammar.check_limits(self.matcher)
+        return bits
+
+    def completed_by(self, tokens: Iterable[int]) -> bool:
+        """Whether the text becomes a member of the language by these tokens.
+
+        Raises:
+            ConstraintError: The parser exceeded its limits.
+        """
+        tokens = [*tokens]
+        if not tokens or not self.growing:
+            return not tokens and self.accepting
+        if not all(map(self._grammar.tokens.is_ordinary, tokens)):
+            return False
+        ends = self.matcher.validate_tokens([*tokens, self._grammar.tokens.eos_id])
+        self._grammar.check_limits(self.matcher)
+        return ends > len(tokens)
+
     def forced(self) -> list[int]:
         """The tokens that are the only way on, as far as there is no choice and no end."""
         mask = np.empty((1, len(self._grammar.tokens.ordinary_bits)), dtype=np.int32)
@@ -314,6 +343,12 @@ def _only_bit(words: np.ndarray) -> int | None:
     return None if word & (word - 1) else 32 * index + word.bit_length() - 1
 
 
+def _alike() -> list[str]:
+    """Tokens that a mask may take all at once: llguidance's own, and those of names."""
+    space, *others = LLTokenizer.general_slices()
+    return [space, "[a-zA-Z_][a-zA-Z0-9_]*", "[a-zA-Z0-9_]+", *others]
+
+
 class _Tokens:
     """What llguidance needs to know of a vocabulary. Holds no reference to it."""
 
@@ -325,7 +360,7 @@ class _Tokens:
             (token or b"") if plain else b"\xff<special %d>" % i
             for i, (token, plain) in enumerate(zip(vocabulary.tokens, self._ordinary, strict=True))
         )
-        self._eos_ids = vocabulary.eos_ids
+        self.eos_id = vocabulary.eos_ids[0]
         padded = np.zeros(-(-len(ordinary) // 32) * 32, dtype=bool)
         padded[: len(ordinary)] = ordinary
         packed = np.packbits(padded, bitorder="little").view("<i4")
@@ -336,7 +371,8 @@ class _Tokens:
 
     @cached_property
     def tokenizer(self) -> LLTokenizer:
-        return LLTokenizer(TokenizerWrapper(_BytesOnly(self._bytes, self._eos_ids[0])))
+        wrapped = TokenizerWrapper(_BytesOnly(self._bytes, self.eos_id))
+        return LLTokenizer(wrapped, slices=_alike())
 
 
 class _BytesOnly:

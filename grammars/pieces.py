@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from weakref import WeakKeyDictionary
@@ -72,6 +73,15 @@ class Pieces:
             ]
             best.append(min(ways, default=None))
         return best[::-1]
+
+    def begins(self, data: bytes) -> bool:
+        """Whether some token begins like this."""
+        place = bisect_left(self._sorted, data)
+        return place < len(self._sorted) and self._sorted[place].startswith(data)
+
+    @cached_property
+    def _sorted(self) -> list[bytes]:
+        return sorted(self.ids)
 
     @cached_property
     def by_first_byte(self) -> tuple[np.ndarray, ...]:

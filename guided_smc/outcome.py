@@ -22,6 +22,7 @@ from guided_smc.resampling import normalise
 from guided_smc.results import FinishReason, Particle, Result, T
 
 _POOR_COVER = -2.0  # log-evidence of a run whose exact one is 0
+_DOUBTFUL = 0.01  # of the probability; less that was refused without being sure is not told
 
 _REASONS: dict[int, FinishReason] = {
     Status.LIVE: "failed",
@@ -186,6 +187,13 @@ def _warnings(population: Population[T], log_evidence: float, spread: Diversity)
             "tokens that the constraint refused, with up to "
             f"{max(population.given_up):.2g} of the probability untried: what they did not find "
             f"counts as impossible, and log_evidence may be too low; {population.unmasked.remedy}"
+        )
+    doubted = [share for share in population.doubted if share >= _DOUBTFUL]
+    if doubted:
+        found.append(
+            f"near max_tokens, {len(doubted)} draw(s) refused tokens with up to {max(doubted):.2g} "
+            "of the probability because no end was found behind them in time, though not every end "
+            "was tried: log_evidence may be too low; raise max_tokens"
         )
     free = request.constraint is None and not request.potentials and options.power == 1.0
     if free and log_evidence < _POOR_COVER:

@@ -110,6 +110,8 @@ class Population(Generic[T]):
         given_up: The probability left untried by each draw that gave up.
         log_evidence: float64 `[M]`, of each island up to its last resampling.
         luck: float64 `[families]`, see `Families`.
+        doubted: Of each draw near the cap that refused tokens without being sure, their
+            probability.
         cut_short: Whether a particle died because its text did not end in time.
 
     Attributes (N slots each):
@@ -140,6 +142,7 @@ class Population(Generic[T]):
         self.unmasked = constraint if isinstance(constraint, Unmasked) else None
         self.given_up: list[float] = []
         self.cut_short = False
+        self.doubted: list[float] = []
         self._stops = tuple(s.encode() for s in request.options.stop)
 
     def begin(self) -> None:

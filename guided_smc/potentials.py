@@ -251,6 +251,11 @@ class Pulling(Unmasked, Protocol):
     def known(self, state: Any) -> Sequence[int]:
         """Tokens that are viable for sure, so that a draw that gives up has something to take."""
 
+    def doubted(self, state: Any) -> Sequence[int] | None:
+        """Tokens that `viable` has refused at a state without being sure; None if nothing is known
+        that could complete the prefix.
+        """
+
 
 class Constraint(Potential):
     """`Ψ = 1[x ∈ L]`, `ψ = 1[some member of L begins with the prefix]`."""

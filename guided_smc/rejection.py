@@ -241,8 +241,9 @@ def redraw(
         try:
             state = population.states[slot]
             if not constraint.judges(state):
+                _doubt(population, slot, None)
                 continue
-            row = weights[r].cpu().numpy()
+            row = model_row = weights[r].cpu().numpy()
             if np.isnan(row).any():
                 continue
             if isinstance(constraint, Pulling) and (pull := constraint.pull(state)) is not None:
@@ -258,6 +259,7 @@ def redraw(
                 others[weights[r] > 0] = 0.0
                 weights[r] = others
                 found = _draw_for(population, slot, others.cpu().numpy(), rng)
+            _doubt(population, slot, model_row)
         except Exception as error:
             errors[r] = error
         tokens[r], total[r] = max(found.token, 0), found.total
@@ -269,6 +271,19 @@ def _pulled(weights: np.ndarray, tokens: np.ndarray, share: float) -> np.ndarray
     pulled = weights * np.float32(share)
     pulled[tokens] = weights[tokens]
     return pulled
+
+
+def _doubt(population: Population[Any], slot: int, weights: np.ndarray | None) -> None:
+    """Note how much of the weight was refused without being sure."""
+    constraint, state = population.unmasked, population.states[slot]
+    if not isinstance(constraint, Pulling):
+        return
+    doubted = constraint.doubted(state)
+    if doubted is None:
+        population.doubted.append(1.0)
+    elif doubted and weights is not None:
+        refused = np.unique(np.array(doubted, dtype=int))
+        population.doubted.append(float(weights[refused].sum() / weights.sum()))
 
 
 def _draw_for(

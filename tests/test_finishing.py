@@ -61,11 +61,12 @@ CASES = {
 }
 
 
-def runs(n_runs: int, compiled, **options):
+def runs(n_runs: int, compiled, *, target=TARGET, **options):
     requests = [
-        request(TARGET, PROMPT, index=i, seed=i, max_tokens=CAP, **options) for i in range(n_runs)
+        request(target, PROMPT, index=i, seed=i, max_tokens=CAP, **options) for i in range(n_runs)
     ]
-    engine = Engine(TARGET, DRAFT, max_rows=10**6)
+    draft = DRAFT if target is TARGET else None
+    engine = Engine(target, draft, max_rows=10**6)
     for each in requests:
         each.constraint = compiled
         engine.add(each)

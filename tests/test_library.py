@@ -332,6 +332,15 @@ def test_games_are_what_pgn_readers_read():
         library.chess_moves(max_moves=True)
 
 
+def test_fifty_tables_and_as_many_joins_are_within_the_limits():
+    tables = {f"t{i}": [f"c{i}_{j}" for j in range(20)] for i in range(50)}
+    joins = [(f"t{i}.c{i}_0", f"t{i + 1}.c{i + 1}_0") for i in range(49)]
+    constraint = library.sql_select(tables, joins=joins)
+    assert is_member(constraint, "SELECT c7_3 FROM t7 WHERE c7_19 > 2")
+    assert is_member(constraint, "SELECT t8.c8_1 FROM t8 JOIN t7 ON t7.c7_0 = t8.c8_0")
+    assert not is_member(constraint, "SELECT c7_3 FROM t8")
+
+
 def test_plans_use_actions_as_declared():
     constraint = library.pddl_plan(**texts.PLAN)
     accepts_all(constraint, texts.PLANS)

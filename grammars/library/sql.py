@@ -122,7 +122,9 @@ def _any(rule: str, scopes: list[str]) -> str:
 
 
 def _scope(name: str, columns: list[str], tables: str) -> list[str]:
-    own = f"column{name}: {either(columns)}\nfrom{name}: {tables}\n"
+    # As one terminal, and not as a rule: the parser counts every alternative of each table.
+    column = f"COLUMN{name.upper()}"
+    own = f"column{name}: {column}\n{column}: {either(columns)}\nfrom{name}: {tables}\n"
     return [own, source("sql_scope").replace("$", name)]
 
 
