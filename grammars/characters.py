@@ -6,14 +6,14 @@ The constraint is bound to single bytes (`matching.every_byte`), so that no mode
 from __future__ import annotations
 
 import string
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from guided_smc.grammars.matching import every_byte
+from guided_smc.grammars.matching import every_byte, only_way
 from guided_smc.potentials import CompiledConstraint, ConstraintState
 
 _MOST_LISTED = 8
@@ -61,10 +61,23 @@ class Allowed:
         return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
+@runtime_checkable
+class HasUsualMasks(Protocol):
+    """A compiled constraint that knows several spellings of the same."""
+
+    def fill_usual_masks(self, states: Any, bitmask: np.ndarray) -> None:
+        """`fill_masks`, but for other spellings where the text may go on in the usual one."""
+
+
+def usual_masks(compiled: CompiledConstraint) -> Callable[[Any, np.ndarray], None]:
+    """What fills masks with the usual spellings, where a constraint knows several."""
+    return compiled.fill_usual_masks if isinstance(compiled, HasUsualMasks) else compiled.fill_masks
+
+
 def next_bytes(compiled: CompiledConstraint, state: ConstraintState) -> list[int]:
-    """The bytes that a mask lets pass, one by one; not all need be viable."""
+    """The bytes that a mask lets pass, one by one, in the usual spelling; not all are viable."""
     mask = np.empty((1, 9), dtype=np.int32)  # [1, ceil(257 / 32)]
-    compiled.fill_masks([state], mask)
+    usual_masks(compiled)([state], mask)
     bits = np.unpackbits(mask.view(np.uint8)[0], bitorder="little")
     return [int(byte) for byte in np.flatnonzero(bits[:256])]
 
@@ -86,7 +99,10 @@ def allowed_next(compiled: CompiledConstraint, state: ConstraintState) -> Allowe
                 longer.append((bytes([byte]), after))
     search = _Search(compiled)
     found = list(islice(search.characters(longer), _MOST_LISTED + 1))
-    forced = every_byte().decode(state.forced(), finished=False)
+    only = state.forced()
+    if isinstance(compiled, HasUsualMasks):
+        only = only_way(compiled.fill_usual_masks, state, 9)
+    forced = every_byte().decode(only, finished=False)
     if not forced and len(ascii_) + len(found) == 1:
         forced = next(iter((*ascii_, *found)))
     return Allowed(

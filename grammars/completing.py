@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from guided_smc.errors import ConstraintError
+from guided_smc.grammars.characters import usual_masks
 from guided_smc.grammars.matching import GrammarState
 from guided_smc.grammars.pieces import Pieces
 from guided_smc.potentials import CompiledConstraint, Unmasked
@@ -119,6 +120,7 @@ class Completions:
         alphabet = sorted({byte for piece in own.ids for byte in piece})
         self._alphabet = sum(1 << byte for byte in alphabet)
         self._viable = compiled.viable if isinstance(compiled, Unmasked) else None
+        self._fill = usual_masks(compiled)
         self._words = np.empty((1, 9), dtype=np.int32)
         self.small = len(alphabet) <= _FEW
         self._map = _Map()
@@ -281,7 +283,7 @@ class Completions:
         try:
             if isinstance(state, GrammarState):
                 return state.allowed_bits() & self._alphabet
-            self._compiled.fill_masks([state], self._words)
+            self._fill([state], self._words)
         except ConstraintError:
             return 0
         bits = int.from_bytes(self._words.tobytes(), "little")

@@ -3,13 +3,13 @@ r"""JSON Schema as a constraint: texts that are JSON and valid against the schem
 The mask is llguidance's, whose states fork in microseconds. What it cannot enforce is loosened for
 it (`relaxing`) and checked in the texts as they grow (`validating`): the constraint names it in
 `relaxed`. Together the promise is firm: no text is accepted that the schema rejects, or that
-repeats a key. What is narrower than JSON allows is only the spelling:
+repeats a key. Names, constants, patterns, lengths and bounds hold for values, however these are
+spelt (`spelt`): with `\uXXXX` or `\/`, as `1.0`, `1e2` or `-0`. What is narrower than JSON allows:
 
 - properties come in the schema's order, those that only alternatives name after them, and further
   ones last;
-- numbers with bounds have no exponent and no trailing zeros, integers no fraction;
-- constants, listed names, and strings with a pattern, length or format use no `\uXXXX` escapes
-  but for control characters, which DEL counts among, and nothing uses `\/`;
+- where numbers have bounds or must be integers, an exponent comes only behind digits that may begin
+  the number written out (see `begun_numbers`), and it makes no more than 330 digits;
 - whitespace between tokens is bounded (see `json_schema`), and there is none around the value.
 """
 
@@ -39,6 +39,7 @@ from guided_smc.grammars.matching import (
 from guided_smc.grammars.refusals import Refusal
 from guided_smc.grammars.relaxing import Relaxed, Superset
 from guided_smc.grammars.schema_text import BOM, RepeatedKeyError, StrictDecoder
+from guided_smc.grammars.spelt import CompiledSpelling
 from guided_smc.grammars.type_schemas import TypeSchemas
 from guided_smc.grammars.validating import Checker, Valid
 from guided_smc.grammars.values import exact_number, key_of, key_of_object
@@ -114,6 +115,8 @@ class JsonSchema(Constraint):
             by checking texts, unless they constrain nothing in the schema's dialect.
         subschemas: How many schemas are in it, as far as the root reaches them.
         compiled_from: What llguidance is given.
+        within_grammar: The same within a larger grammar, which knows one spelling, but for
+            escapes where a string is free.
     """
 
     shows_ends = True
@@ -148,13 +151,14 @@ class JsonSchema(Constraint):
         self.relaxed = superset.relaxed
         self.subschemas = len(checked.reached)
         self.compiled_from = _grammar(superset.document, whitespace)
+        self.within_grammar = _json(superset.document, whitespace, any_escape=True)
         self._levels = checked.levels
         self._valid = Valid(checker, self.name)
         self._indent = indent if whitespace == "indented" else None
-        self._compiled: WeakKeyDictionary[Vocabulary, CompiledGrammar | CompiledLayout]
+        self._compiled: WeakKeyDictionary[Vocabulary, CompiledSpelling | CompiledLayout]
         self._compiled = WeakKeyDictionary()
 
-    def compile(self, vocabulary: Vocabulary) -> CompiledGrammar | CompiledLayout:
+    def compile(self, vocabulary: Vocabulary) -> CompiledSpelling | CompiledLayout:
         """Bind to a vocabulary; done once for each.
 
         Raises:
@@ -168,7 +172,10 @@ class JsonSchema(Constraint):
             )
         return self._compiled[vocabulary]
 
-    def _bind(self, vocabulary: Vocabulary) -> CompiledGrammar:
+    def _bind(self, vocabulary: Vocabulary) -> CompiledSpelling:
+        return CompiledSpelling(self._bind_usual, vocabulary)
+
+    def _bind_usual(self, vocabulary: Vocabulary) -> CompiledGrammar:
         return CompiledGrammar(
             self.compiled_from, vocabulary, self.limits, self.name, levels=self._levels
         )
@@ -371,12 +378,17 @@ def _compiled(
 
 
 def _grammar(document: dict[str, Any] | bool, whitespace: Whitespace) -> str:
-    options: dict[str, Any] = {
-        **_WHITESPACE[whitespace],
-        "json_allow_general_unicode_escapes": True,
-    }
+    return f"{EXACT_MASKS}start: {_json(document, whitespace)}\n"
+
+
+def _json(
+    document: dict[str, Any] | bool, whitespace: Whitespace, *, any_escape: bool = False
+) -> str:
+    options = dict(_WHITESPACE[whitespace])
+    if any_escape:
+        options["json_allow_general_unicode_escapes"] = True
     document = document if isinstance(document, dict) else {}  # `true`: `false` was refused
-    return f"{EXACT_MASKS}start: %json {json.dumps({**document, 'x-guidance': options})}\n"
+    return f"%json {json.dumps({**document, 'x-guidance': options})}"
 
 
 class _Trial:

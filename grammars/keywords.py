@@ -164,8 +164,9 @@ class Schema:
 
     def _reach(self, document: Node) -> None:
         """Find every subschema that the root reaches, and what each `$ref` means."""
-        self._specification = specification = specification_with(
-            self.dialect.META_SCHEMA.get("$id", self.dialect.META_SCHEMA.get("id"))
+        naming = "$id" if "$id" in self.dialect.META_SCHEMA else "id"
+        self._specification = specification = _careful(
+            specification_with(self.dialect.META_SCHEMA[naming]), naming
         )
         root = self.resource()
         try:
@@ -435,6 +436,27 @@ class Schema:
                 closed = self._closed and "properties" in fact
                 inside += self.facts(fact.get("additionalProperties", not closed))
         return inside
+
+
+def _careful(
+    specification: referencing.Specification[Any], naming: str
+) -> referencing.Specification[Any]:
+    """The same, which does not take the schema of a property called `id` or `$id` for a name."""
+
+    def id_of(contents: Any) -> str | None:
+        if isinstance(contents, dict) and not isinstance(contents.get(naming, ""), str):
+            return None
+        return specification.id_of(contents)
+
+    make: Any = referencing.Specification  # its annotations do not show what it takes
+    careful: referencing.Specification[Any] = make(
+        name=specification.name,
+        id_of=id_of,
+        subresources_of=specification.subresources_of,
+        maybe_in_subresource=specification.maybe_in_subresource,
+        anchors_in=lambda _, contents: specification.anchors_in(contents),
+    )
+    return careful
 
 
 def _with_exact_numbers(value: Any) -> Any:

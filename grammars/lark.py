@@ -290,7 +290,7 @@ def _inline(schema: Any, line: int, limits: Limits) -> _Inline:
             keyword=missing.keyword,
             path=missing.path,
         )
-    return _Inline(constraint.compiled_from.partition("start: ")[2].strip(), constraint._levels)
+    return _Inline(constraint.within_grammar, constraint._levels)
 
 
 def _check_options(options: Any, line: int) -> None:

@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from guided_smc.grammars.matching import CompiledGrammar, GrammarState
 from guided_smc.grammars.pieces import pieces
+from guided_smc.grammars.spelt import CompiledSpelling, SpeltState
 from guided_smc.vocabulary import Vocabulary
 
 _PLAUSIBLE = re.compile(rb'[ \n{}\[\],:0-9eE+\-.truefalsn]*(?:"|\Z)')
@@ -141,7 +141,7 @@ class CompiledLayout:
 
     def __init__(
         self,
-        compile_compact: Callable[[Vocabulary], CompiledGrammar],
+        compile_compact: Callable[[Vocabulary], CompiledSpelling],
         vocabulary: Vocabulary,
         indent: int,
     ) -> None:
@@ -156,6 +156,10 @@ class CompiledLayout:
         """The state before the first token."""
         return LayoutState(self, self.compact.start(), Place("item"))
 
+    def fill_usual_masks(self, states: Sequence[LayoutState], bitmask: np.ndarray) -> None:
+        """`fill_masks`, but for other spellings where the text may go on in the usual one."""
+        self._fill(states, bitmask, usual_only=True)
+
     def fill_masks(self, states: Sequence[LayoutState], bitmask: np.ndarray) -> None:
         """Write the tokens that keep each prefix completable; none for a dead or complete one.
 
@@ -167,7 +171,12 @@ class CompiledLayout:
         Raises:
             ConstraintError: A mask would cost more than the limits allow.
         """
-        every = self._masks([state.compact for state in states])
+        self._fill(states, bitmask, usual_only=False)
+
+    def _fill(
+        self, states: Sequence[LayoutState], bitmask: np.ndarray, *, usual_only: bool
+    ) -> None:
+        every = self._masks([state.compact for state in states], usual_only=usual_only)
         for row, state in enumerate(states):
             if not state.alive:
                 bitmask[row] = 0
@@ -196,11 +205,11 @@ class CompiledLayout:
                 counts.append(byte)
         return _Way(bytes(counts), place) if piece else None
 
-    def feed(self, compact: GrammarState, counts: bytes) -> bool:
+    def feed(self, compact: SpeltState, counts: bytes) -> bool:
         """Consume bytes in the compact grammar's state."""
         return all(compact.advance(self.tokens.width + byte) for byte in counts)
 
-    def keeps(self, compact: GrammarState, place: Place) -> bool:
+    def keeps(self, compact: SpeltState, place: Place) -> bool:
         """Whether what a place promises is possible in the compact grammar's state."""
         if place.kind not in ("item", "end"):
             return True
@@ -208,17 +217,18 @@ class CompiledLayout:
         ends = [first[byte] for byte in b"]}"]
         return any(ends) if place.kind == "end" else bool(first.sum() > sum(ends))
 
-    def _possible(self, compact: GrammarState, counts: bytes, place: Place) -> bool:
+    def _possible(self, compact: SpeltState, counts: bytes, place: Place) -> bool:
         if counts:
             compact = compact.fork()
             if not self.feed(compact, counts):
                 return False
         return self.keeps(compact, place)
 
-    def _masks(self, states: Sequence[GrammarState]) -> np.ndarray:
+    def _masks(self, states: Sequence[SpeltState], *, usual_only: bool = False) -> np.ndarray:
         words = -(-len(self.tokens.extended) // 32)
         masks = np.empty((len(states), words), dtype=np.int32)
-        self.compact.fill_masks(states, masks)
+        fill = self.compact.fill_usual_masks if usual_only else self.compact.fill_masks
+        fill(states, masks)
         return masks
 
     def _byte_bits(self, mask: np.ndarray) -> np.ndarray:
@@ -256,7 +266,7 @@ class LayoutState:
     __slots__ = ("_compiled", "alive", "compact", "place")
 
     def __init__(
-        self, compiled: CompiledLayout, compact: GrammarState, place: Place, alive: bool = True
+        self, compiled: CompiledLayout, compact: SpeltState, place: Place, alive: bool = True
     ) -> None:
         self._compiled = compiled
         self.compact = compact

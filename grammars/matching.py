@@ -180,12 +180,8 @@ class CompiledGrammar:
         Raises:
             ConstraintError: A mask would cost more than the limits allow.
         """
-        words = len(self.tokens.ordinary_bits)
-        if bitmask.shape != (len(states), words) or bitmask.dtype != np.int32:
-            raise ValueError(
-                f"bitmask must be int32 of shape {(len(states), words)}, "
-                f"got {bitmask.dtype} of shape {tuple(bitmask.shape)}"
-            )
+        words = self.tokens.words
+        check_shape(bitmask, len(states), words)
         bitmask.fill(0)
         live = [(s.matcher, i) for i, s in enumerate(states) if s.growing]
         if not live:
@@ -208,6 +204,15 @@ class CompiledGrammar:
                 f"{self.name}: too complex to go on at this place of the text: "
                 f"{_reason(matcher.get_error())}; raise its `limits` or simplify it"
             )
+
+
+def check_shape(bitmask: np.ndarray, rows: int, words: int) -> None:
+    """Raise for what cannot hold the masks of so many states."""
+    if bitmask.shape != (rows, words) or bitmask.dtype != np.int32:
+        raise ValueError(
+            f"bitmask must be int32 of shape {(rows, words)}, "
+            f"got {bitmask.dtype} of shape {tuple(bitmask.shape)}"
+        )
 
 
 class GrammarState:
@@ -267,35 +272,70 @@ class GrammarState:
         return bits
 
     def completed_by(self, tokens: Iterable[int]) -> bool:
-        """Whether the text becomes a member of the language by these tokens.
-
-        Raises:
-            ConstraintError: The parser exceeded its limits.
-        """
+        """Whether the text becomes a member of the language by these tokens. Errors as `takes`."""
         tokens = [*tokens]
         if not tokens or not self.growing:
             return not tokens and self.accepting
         if not all(map(self._grammar.tokens.is_ordinary, tokens)):
             return False
-        ends = self.matcher.validate_tokens([*tokens, self._grammar.tokens.eos_id])
-        self._grammar.check_limits(self.matcher)
-        return ends > len(tokens)
+        return self.takes([*tokens, self._grammar.tokens.eos_id]) > len(tokens)
+
+    def advance_all(self, tokens: list[int]) -> bool:
+        """Consume ordinary tokens. False if no member of the language begins like this.
+
+        Raises:
+            ConstraintError: The parser exceeded its limits.
+        """
+        if not self.growing or self.matcher.try_consume_tokens(tokens) != len(tokens):
+            self.alive = False
+            self._grammar.check_limits(self.matcher)
+        return self.alive
+
+    def takes(self, tokens: list[int]) -> int:
+        """How many of these tokens could be consumed next; the last may be an end token.
+
+        Raises:
+            ConstraintError: The parser exceeded its limits.
+        """
+        if not self.growing:
+            return 0
+        taken: int = self.matcher.validate_tokens(tokens)
+        if taken < len(tokens):
+            self._grammar.check_limits(self.matcher)
+        return taken
+
+    def mask(self) -> np.ndarray:
+        """The tokens that keep the text completable, as bits: int32 `[ceil(V / 32)]`."""
+        mask = np.empty((1, self._grammar.tokens.words), dtype=np.int32)
+        self._grammar.fill_masks([self], mask)
+        return mask[0]
 
     def forced(self) -> list[int]:
         """The tokens that are the only way on, as far as there is no choice and no end."""
-        mask = np.empty((1, len(self._grammar.tokens.ordinary_bits)), dtype=np.int32)
-        ahead = self
-        forced: list[int] = []
-        while len(forced) < _MOST_FORCED and ahead.growing and not ahead.accepting:
-            self._grammar.fill_masks([ahead], mask)
-            token = _only_bit(mask[0])
-            if token is None:
-                break
-            if ahead is self:
-                ahead = self.fork()
-            forced.append(token)
-            ahead.advance(token)
-        return forced
+        return only_way(self._grammar.fill_masks, self, self._grammar.tokens.words)
+
+
+def only_way(fill_masks: Callable[[Any, np.ndarray], None], state: Any, words: int) -> list[int]:
+    """The tokens that are the only way on from a state, as far as there is no choice and no end.
+
+    Args:
+        fill_masks: Writes the masks of states.
+        state: The state; not changed.
+        words: Of a mask.
+    """
+    mask = np.empty((1, words), dtype=np.int32)
+    ahead = state
+    forced: list[int] = []
+    while len(forced) < _MOST_FORCED and not ahead.accepting:
+        fill_masks([ahead], mask)
+        token = _only_bit(mask[0])
+        if token is None:
+            break
+        if ahead is state:
+            ahead = state.fork()
+        forced.append(token)
+        ahead.advance(token)
+    return forced
 
 
 def _with_stack_for(levels: int, compile_grammar: Callable[[], LLMatcher]) -> LLMatcher:
@@ -363,8 +403,9 @@ class _Tokens:
         self.eos_id = vocabulary.eos_ids[0]
         padded = np.zeros(-(-len(ordinary) // 32) * 32, dtype=bool)
         padded[: len(ordinary)] = ordinary
-        packed = np.packbits(padded, bitorder="little").view("<i4")
-        self.ordinary_bits = packed.astype(np.int32)  # [ceil(V / 32)]
+        packed = np.packbits(padded, bitorder="little").view("<i4").astype(np.int32)
+        self.ordinary_bits = packed  # [ceil(V / 32)]
+        self.words = len(packed)
 
     def is_ordinary(self, token: int) -> bool:
         return 0 <= token < len(self._ordinary) and self._ordinary[token]

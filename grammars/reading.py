@@ -52,8 +52,8 @@ class Judge(Protocol[P]):
     def inside(self, frame: Frame[P]) -> P:
         """The place of the next value in an open object (by `frame.key`) or array."""
 
-    def closed(self, place: P, value: Any, *, thorough: bool) -> bool:
-        """Whether a value may stand in its place (`thorough`: as if there were no mask)."""
+    def closed(self, place: P, value: Any) -> bool:
+        """Whether a value may stand in its place."""
 
     def added(self, frame: Frame[P], value: Any) -> bool:
         """Whether an open object or array can still be valid, after a value has come in."""
@@ -88,14 +88,12 @@ class Reader(Generic[P]):
         judge: Asked about what is closed.
         alive: Whether the text can still become JSON that the judge accepts.
         length: Characters read.
-        respelt: Whether a key is written with escapes: a mask takes it for another one.
         fault: Why it is dead, where that is for no judge to say; in words.
     """
 
     judge: Judge[P]
     alive: bool = True
     length: int = 0
-    respelt: bool = False
     fault: str = ""
     _stack: list[Frame[P]] = field(default_factory=list)
     _expected: str = "v"  # value, value or ]: "i", key: "k", key or }: "o", ":", ",", end: "e"
@@ -105,7 +103,7 @@ class Reader(Generic[P]):
         """Independent of this one."""
         stack = [frame.copy() for frame in self._stack]
         return Reader(
-            *(self.judge, self.alive, self.length, self.respelt, self.fault),
+            *(self.judge, self.alive, self.length, self.fault),
             *(stack, self._expected, self._pending),
         )
 
@@ -197,7 +195,6 @@ class Reader(Generic[P]):
             return False
         frame.key = key
         self._expected = ":"
-        self.respelt = self.respelt or "\\u" in lexeme
         return self.judge.key(frame, key)
 
     def _end(self, bracket: str) -> bool:
@@ -211,7 +208,7 @@ class Reader(Generic[P]):
         return self._close(frame.place, frame.container)
 
     def _close(self, place: P, value: Any) -> bool:
-        if not self.judge.closed(place, value, thorough=self.respelt):
+        if not self.judge.closed(place, value):
             return False
         if not self._stack:
             self._expected = "e"

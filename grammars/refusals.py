@@ -90,8 +90,8 @@ class _Witness:
             self.refused = None, "the schema forbids this property"
         return False
 
-    def closed(self, place: Place, value: Any, *, thorough: bool) -> bool:
-        if self._checker.closed(place, value, thorough=thorough):
+    def closed(self, place: Place, value: Any) -> bool:
+        if self._checker.closed(place, value):
             return True
         self.refused = None, "the schema forbids a value here"
         errors = [e for schema in place.schemas for e in self._checker.errors(schema, value)]

@@ -17,6 +17,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from jsonschema import Draft4Validator
+
 from guided_smc.errors import ConstraintError
 from guided_smc.grammars import formats, numbers
 from guided_smc.grammars.keywords import Node, Schema, types_of
@@ -230,6 +232,8 @@ class Superset:
         # llguidance takes properties in the order of the text: an object's own come before those
         # that its alternatives mention.
         late = ("anyOf", "oneOf") if "properties" in node else ()
+        if self._schema.dialect is Draft4Validator and "integer" in _as_list(node.get("type", ())):
+            self.loosened.add(id(source))  # 1.0 is none there, but is read as 1
         for keyword in sorted(node, key=lambda name: name in late):
             value = node[keyword]
             if keyword in given_up:
@@ -364,6 +368,10 @@ _ASSERTIONS = (
     | frozenset({"items", "additionalItems", *_PLAIN, *_BOUNDS})
     | _DROPPED
 )
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
 def _says_nothing(node: dict[str, Any], keyword: str) -> bool:

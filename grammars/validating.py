@@ -130,7 +130,7 @@ class Checker:
         """The place of the next value of an open object or array."""
         return self._inside(frame.place, _position(frame))
 
-    def closed(self, place: Place, value: Any, *, thorough: bool) -> bool:
+    def closed(self, place: Place, value: Any, *, thorough: bool = False) -> bool:
         """Whether a value may stand in its place (`thorough`: as if there were no mask)."""
         if place.impossible:
             return False

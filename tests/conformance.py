@@ -137,14 +137,28 @@ class Judge:
 
 
 def spellings(data: Any) -> Iterator[str]:
-    """A value as compact JSON, with ordinary whitespace, and over several lines."""
+    """A value as compact JSON, with ordinary whitespace, over several lines, and in escapes."""
     yield json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     yield json.dumps(data, ensure_ascii=False)
     yield json.dumps(data, indent=2, ensure_ascii=False)
+    yield in_escapes(data)
+
+
+def in_escapes(data: Any) -> str:
+    """A value as JSON with every character of a string escaped."""
+    if isinstance(data, dict):
+        return "{" + ",".join(f"{in_escapes(k)}:{in_escapes(v)}" for k, v in data.items()) + "}"
+    if isinstance(data, list):
+        return "[" + ",".join(map(in_escapes, data)) + "]"
+    if isinstance(data, str):
+        units = data.encode("utf-16-be", errors="surrogatepass")
+        pairs = zip(units[::2], units[1::2], strict=True)
+        return '"' + "".join(f"\\u{a:02x}{b:02x}" for a, b in pairs) + '"'
+    return json.dumps(data)
 
 
 def in_order(data: Any, schema: Any) -> Any:
-    """A value with its properties in the schema's order, and whole numbers without a fraction."""
+    """A value with its properties in the schema's order."""
     checked = Schema(json.loads(json.dumps(schema)))
     checker = Checker(checked, set(), Limits().max_check_steps)
 
@@ -188,8 +202,6 @@ def in_order(data: Any, schema: Any) -> Any:
                 name: sort(value[name], [s for f in facts for s in _of_property(f, name)])
                 for name in names
             }
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
         return value
 
     return sort(data, [checked.document])
