@@ -255,7 +255,7 @@ class CompiledSpelling:
                 self._add_odd(SpeltState(self, native), after, more)
             out |= more & ~tokens.numeric
             ends = native.accepting or tokens.ends_by(after)
-        if usual_only and out.any():
+        if usual_only and (ends or out.any()):
             return
         text = state.text
         if "e" in text or "E" in text:

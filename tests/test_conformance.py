@@ -114,4 +114,4 @@ def test_instances_are_put_into_the_order_of_the_schema():
     inner = {"anyOf": [{"type": "null"}, {"properties": {"y": {}, "x": {}}}]}
     schema = {"properties": {"b": {"items": inner}, "a": {}}}
     ordered = in_order({"z": 1.0, "a": 2, "b": [{"x": 1, "y": 2}]}, schema)
-    assert json.dumps(ordered) == '{"b": [{"y": 2, "x": 1}], "a": 2, "z": 1}'
+    assert json.dumps(ordered) == '{"b": [{"y": 2, "x": 1}], "a": 2, "z": 1.0}'

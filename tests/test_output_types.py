@@ -72,7 +72,7 @@ day, moment = datetime.date, datetime.datetime
 
 # type: ([(text, value)], [refused text])
 READ: dict[Any, tuple[list[tuple[str, Any]], list[str]]] = {
-    int: ([("5", 5), ("-12", -12), ("5.0", 5)], ["", "+5", "05", "5.5", "5 ", "five", '"5"']),
+    int: ([("5", 5), ("-12", -12), ("6.0", 6)], ["", "+5", "05", "5.5", "5 ", "five", '"5"']),
     float: ([("5", 5.0), ("-1.25", -1.25), ("1e3", 1000.0)], ["", ".5", "NaN", "x"]),
     bool: ([("True", True), ("False", False)], ["true", "1", ""]),
     Literal["a", "ab", 'say "x"']: (
