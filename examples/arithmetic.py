@@ -1,8 +1,9 @@
 """A process reward with a checker: word problems whose equations have to be right.
 
 The reward reads what is written so far, at the end of every line or sentence, and checks each
-equation in it: right ones count for the text, wrong ones against it. Nobody needs to know the
-answer; where it is known, a second reward asks for it at the end.
+equation in it: a right one counts for the text if it works with numbers of the problem or with
+results it has found, and a wrong one counts against it. Nobody needs to know the answer; where it
+is known, a second reward asks for it at the end.
 """
 
 import operator
@@ -15,24 +16,29 @@ PROBLEMS = [
     ("Tom has 3 boxes with 4 apples each. He eats 2 apples. How many are left?", "10"),
     ("A bus has 12 seats. 5 people get on, then 4 more. How many seats are free?", "3"),
 ]
-ASK = "Solve step by step. Write each step as an equation such as 2 + 3 = 5.\n\n"
+ASK = "\n\nSolve it step by step, and write each step as an equation."
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "x": operator.mul}
 EQUATION = re.compile(r"(\d+)\s*([-+*x])\s*(\d+)\s*=\s*(\d+)(?!\d)")
 
 
-def equations(text: str) -> list[bool]:
-    """Whether each equation of the text is right."""
-    return [
-        OPERATIONS[sign](int(a), int(b)) == int(result)
-        for a, sign, b, result in EQUATION.findall(text)
-    ]
+def check(text: str, problem: str) -> tuple[int, int]:
+    """How many different equations of a text are right and of use, and how many are wrong."""
+    known = set(re.findall(r"\d+", problem))
+    right = wrong = 0
+    for a, sign, b, result in dict.fromkeys(EQUATION.findall(text)):
+        if OPERATIONS[sign](int(a), int(b)) != int(result):
+            wrong += 1
+        elif a in known and b in known:
+            right += 1
+            known.add(result)
+    return right, wrong
 
 
-def checked(text: str) -> float:
-    """Right equations, up to two, less the wrong ones."""
-    found = equations(text)
-    return min(2.0, found.count(True)) - found.count(False)
+def steps(completions, problem):
+    """Right equations less wrong ones, of each text: the problem is a column."""
+    checked = [check(text, p) for text, p in zip(completions, problem, strict=True)]
+    return [right - wrong for right, wrong in checked]
 
 
 def answered(completions, answer):
@@ -43,23 +49,23 @@ def answered(completions, answer):
 
 def main() -> None:
     lm = guided_smc.load("smollm2-135m")
-    steps = rewards.reward(checked, on="sentence", name="steps")
-    both = steps + 2.0 * rewards.reward(answered, name="answer")
+    solution = rewards.reward(steps, on="sentence") + 2.0 * rewards.reward(answered, name="answer")
     for problem, answer in PROBLEMS:
         for beta in (0.0, 2.0):
             out = lm.generate(
-                ASK + problem,
-                reward=both.with_(name="solution"),
+                problem + ASK,
+                reward=solution.with_(name="solution"),
                 beta=beta,
-                columns={"answer": answer},
-                n_particles=8,
+                columns={"problem": problem, "answer": answer},
+                n_particles=12,
                 max_tokens=48,
+                temperature=0.8,
                 seed=5,
             )
-            found = equations(out.text)
+            right, wrong = check(out.text, problem)
+            mean = out.rewards["solution"].tilted.value
             print(
-                f"beta {beta:.0f}: {found.count(True)} right and {found.count(False)} wrong "
-                f"equations; mean reward {out.rewards['solution'].tilted.value:+.2f}"
+                f"beta {beta:.0f}: {right} right and {wrong} wrong steps; mean reward {mean:+.2f}"
             )
             print("    " + " ".join(out.text.split()))
 

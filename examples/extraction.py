@@ -11,14 +11,17 @@ import guided_smc
 from guided_smc import rewards
 
 NOTE = "Marta Ilves called from Tartu at noon. She wants two tickets for the Friday ferry."
-PROMPT = f"Extract the booking from this note as JSON.\n\nNote: {NOTE}"
+PROMPT = (
+    f"Note: {NOTE}\n\nWho called, from which city, and for which day is the ferry? "
+    "Answer in JSON with name, city and day."
+)
 
 
 class Booking(BaseModel):
     """What a note books."""
 
-    name: str = Field(max_length=24)
-    city: str = Field(max_length=24)
+    name: str = Field(max_length=16)
+    city: str = Field(max_length=16)
     day: str = Field(max_length=12)
 
 
@@ -33,11 +36,12 @@ def main() -> None:
     for beta in (0.0, 3.0):
         out = lm.generate(
             PROMPT,
-            output_type=Booking,
+            output_type=guided_smc.json_schema(Booking, whitespace="line"),
             reward=rewards.field(in_note, name="in the note", bounds=(0, 3)),
             beta=beta,
             n_particles=8,
-            max_tokens=64,
+            max_tokens=48,
+            temperature=0.7,
             seed=4,
         )
         found = out.rewards["in the note"].tilted

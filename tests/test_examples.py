@@ -12,10 +12,15 @@ pytestmark = pytest.mark.model
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SHOWS = {
+    "arithmetic.py": "mean reward",
+    "contrastive.py": "log-likelihood ratio",
     "demo.py": "log-evidence",
     "distortion.py": "token masking",
+    "extraction.py": "beta 3: 3.0 of 3 fields",
+    "length.py": "about 30 words",
     "sql.py": "WHERE",
     "tilt.py": "beta",
+    "tone.py": "beta +4: sentiment +",
 }
 
 

@@ -40,7 +40,7 @@ def test_the_commands_run_in_order(tmp_path):
     commands = [code for code in shell if code not in setup]
     assert len(setup) == 2
     out = run(["bash", "-euc", "\n".join(commands)], tmp_path)
-    assert out.count('"finish_reason"') == 2
+    assert out.count('"finish_reason"') == 4
     for kind, shown in BLOCKS:
         assert kind != "text" or set(shown.splitlines()) <= set(out.splitlines())
 
