@@ -46,6 +46,7 @@ bench: $(VENV)/.dev $(VENV)/.model  ## speed and quality beside other libraries
 	$(BIN)/python benchmarks/quality.py
 	$(BIN)/python benchmarks/distortion.py
 	$(BIN)/python benchmarks/finishing.py
+	$(BIN)/python benchmarks/tilting.py --plots docs
 	$(BIN)/python benchmarks/profile_step.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python tests/conformance.py --output benchmarks/results/conformance-cpu.json

@@ -22,11 +22,11 @@ def harness(load):
     return load("harness")
 
 
-def run_quick(script: str, out: Path) -> dict:
+def run_quick(script: str, out: Path, *more: str) -> dict:
     # One thread: with more, two tests on a busy machine wait for each other.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / script, "--quick", "--out", out],
+        [sys.executable, BENCHMARKS / script, "--quick", "--out", out, *more],
         env=environment,
         capture_output=True,
         text=True,
@@ -185,6 +185,19 @@ def test_finishing_in_time_returns_what_the_cap_would_lose(tmp_path):
         assert cell["with"]["returned"] == cell["with"]["answers"]
         assert cell["with"]["returned"] >= cell["without"]["returned"]
         assert cell["with"]["particles_lost"] == 0
+
+
+@pytest.mark.model
+def test_tilts_are_compared_at_a_kl_and_on_the_prompts_of_best_of_n(tmp_path):
+    results, said = run_quick(
+        "tilting.py", tmp_path / "t.json", "--only", "age", "--plots", tmp_path
+    )
+    assert "mean reward at equal target tokens" in said
+    (cell,) = results["tasks"].values()
+    assert cell["within"] == (cell["kl"]["value"] <= cell["kl_best_of_n"])
+    assert cell["above_best_of_n"]["mean"] == pytest.approx(cell["smc"] - cell["best_of_n"])
+    assert cell["best_of_n"] >= cell["soft_best_of_n"] >= cell["untilted"]
+    assert (tmp_path / "frontier-age.svg").read_text().count("<svg") == 1
 
 
 @pytest.mark.model
