@@ -4,7 +4,8 @@
 
 Three tasks with real rewards over the same 40 subjects each. Every prompt runs with N particles for
 each β, and once without a tilt for the N candidates of the baselines. What is compared is the
-largest β whose posterior is no further from the model than best-of-N: KL ≤ log N − (N−1)/N.
+largest β whose posterior is no further from the model than best-of-N: that is log N − (N−1)/N and,
+under a schema, what token masking adds.
 """
 
 from __future__ import annotations
@@ -150,15 +151,17 @@ def run(lm: LM, task: Task, prompts: list[str], n: int, max_tokens: int) -> Swee
 
 def summary(swept: Sweep, n: int) -> dict[str, Any]:
     """The frontier, and paired differences at a KL that is no larger than best-of-N's."""
-    bound = math.log(n) - (n - 1) / n
+    (best_of_n,) = [p for p in swept.points if p.method == "best_of_n" and p.n == n]
+    bound = best_of_n.kl.value
     points = {p.beta: p for p in swept.points if p.method == "smc"}
     within = [beta for beta, p in points.items() if beta is not None and p.kl.value <= bound]
     beta = max(within, default=min(swept.betas))
     pools = swept.results[None]
     runs = {i: r for i, r in swept.results[beta].items() if i in pools}
     smc = np.array([expected_reward(r) for r in runs.values()])
-    best = np.array([best_of(candidates(pools[i]), n) for i in runs])
-    soft = np.array([soft_best_of(candidates(pools[i]), beta)[0] for i in runs])
+    rewards_of = [candidates(pools[i]).rewards for i in runs]
+    best = np.array([best_of(r, n) @ r for r in rewards_of])
+    soft = np.array([soft_best_of(r, beta)[0] @ r for r in rewards_of])
     return {
         "beta": beta,
         "kl": asdict(points[beta].kl),
@@ -167,7 +170,7 @@ def summary(swept: Sweep, n: int) -> dict[str, Any]:
         "smc": float(smc.mean()),
         "best_of_n": float(best.mean()),
         "soft_best_of_n": float(soft.mean()),
-        "untilted": float(np.mean([candidates(pools[i]).mean() for i in runs])),
+        "untilted": float(np.mean([r.mean() for r in rewards_of])),
         "tokens": points[beta].target_tokens,
         "tokens_best_of_n": float(np.mean([pools[i].usage.particle_tokens for i in runs])),
         "above_best_of_n": paired(smc - best),

@@ -272,13 +272,17 @@ class Population(Generic[T]):
     def finish_step(self, *, block_size: int, live: int) -> Step:
         """Close a step: ESS, and in each island resampling if its ESS is low and particles are
         left there that grow.
+
+        Particles are resampled by weights in which the scores of finished texts are tempered like
+        those of the others; what these leave out, each keeps as its weight.
         """
         log_w = self.comparable_log_w
         log_weights = tuple(log_w.tolist())
         weights = normalise(log_w)
-        ess = effective_sample_size(weights)
+        held = self._held_back()
+        ess = effective_sample_size(normalise(log_w + held))
         log_evidence = self.total_log_evidence
-        ancestors = self._ancestors()
+        ancestors = self._ancestors(held)
         if ancestors is not None:
             self.luck -= np.bincount(self.family, weights, len(self.luck))
             self._follow(ancestors)
@@ -331,10 +335,16 @@ class Population(Generic[T]):
         """Particles of each island."""
         return self.n // self.options.islands
 
-    def _ancestors(self) -> np.ndarray | None:
+    def _held_back(self) -> np.ndarray:
+        live = self.live
+        if not len(live):
+            return np.zeros(self.n)
+        return self.scores.held_back(self._completion(int(live[0]), finished=False))
+
+    def _ancestors(self, held: np.ndarray) -> np.ndarray | None:
         """int64 `[N']`: whom each slot is to continue; None if no island is to be resampled.
 
-        Books the evidence of islands that are, and resets their weights.
+        Books the evidence of islands that are, and sets their weights to what is held back.
         """
         if self.options.method != "smc":
             return None
@@ -342,7 +352,8 @@ class Population(Generic[T]):
         ancestors: list[np.ndarray] = []
         resampled: list[slice] = []
         for m, island in enumerate(self.islands):
-            weights = normalise(self.log_w[island])
+            log_v = self.log_w[island] + held[island]
+            weights = normalise(log_v)
             ess = effective_sample_size(weights)
             low = 0 < ess < self.options.ess_threshold * self.n_island
             if not (low and live[island].any()):
@@ -351,12 +362,12 @@ class Population(Generic[T]):
             scheme = SCHEMES[self.options.resampling]
             drawn = scheme(weights, self.rng.random(self._offspring(ess)))
             ancestors.append(island.start + keep_in_place(drawn))
-            self.log_evidence[m] += log_sum_exp(self.log_w[island]) - np.log(self.n_island)
+            self.log_evidence[m] += log_sum_exp(log_v) - np.log(self.n_island)
             resampled.append(island)
         if not resampled:
             return None
         for island in resampled:
-            self.log_w[island] = 0.0
+            self.log_w[island] = -held[island]
         return np.concatenate(ancestors)
 
     def _offspring(self, ess: float) -> int:

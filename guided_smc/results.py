@@ -61,6 +61,8 @@ class Step:
         block_size: Tokens drafted per particle.
         live: Particles that were still growing when the step began.
         ess: Effective sample size of the weights before resampling, in [0, N]; 0 if all are dead.
+            Of those that resampling looks at: as long as texts grow, finished ones have no more of
+            a score than those (β_t's part, or nothing of a score that speaks at the end).
         log_evidence: Running estimate after this step.
         log_weights: `[N]`, before resampling; with islands as in `Particle`.
         resampled: Whether the population was resampled.

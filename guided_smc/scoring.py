@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class Scores:
     Attributes:
         log_psi: float64 `[N, P]`; 0 to begin with.
         rewards: float64 `[N, P]`, R of finished texts; NaN for other texts and potentials.
+        finished: bool `[N]`, whether it has the complete scores.
         fractions: float64 `[M, P]`, how far an adaptive β has come, in [0, 1].
     """
 
@@ -50,12 +52,14 @@ class Scores:
         self.left = min(ess_threshold, _LEFT)
         self.log_psi = np.zeros((n, len(potentials)))
         self.rewards = np.full((n, len(potentials)), np.nan)
+        self.finished = np.zeros(n, dtype=bool)
         self.fractions = np.zeros((islands, len(potentials)))
 
     def follow(self, ancestors: np.ndarray) -> None:
         """Each slot goes on with the scores of its ancestor."""
         self.log_psi = self.log_psi[ancestors]
         self.rewards = self.rewards[ancestors]
+        self.finished = self.finished[ancestors]
 
     def update(
         self, log_w: np.ndarray, growing: Sequence[int], ended: Sequence[int], completion: Complete
@@ -73,6 +77,7 @@ class Scores:
         Raises:
             PotentialError: A potential raised, or returned NaN, +inf or the wrong number.
         """
+        self.finished[list(ended)] = True
         for i, potential in enumerate(self.potentials):
             tilt = potential if isinstance(potential, Tilt) else None
             chosen = [s for s in ended if log_w[s] > -np.inf]
@@ -99,6 +104,38 @@ class Scores:
                     betas = [tilt.prefix_beta(text) for text in texts]
                 new = _weights(tilt, rewards, texts, betas)
             self._set(log_w, chosen, i, new)
+
+    def held_back(self, growing: Completion) -> np.ndarray:
+        """What a resampling is not to count yet, float64 `[N]`: to be added to the log-weights.
+
+        A finished text has its whole score, where one that goes on has β_t's part of it, or nothing
+        yet. Compared as they are, the first texts to end would take the places of all others, or
+        lose theirs to them. So their scores are tempered like those of the others.
+
+        Args:
+            growing: One of the texts that go on: they are equally long.
+        """
+        held = np.zeros(len(self.log_psi))
+        for i, potential in enumerate(self.potentials):
+            part = self._part(i, potential, growing)
+            held += (part - 1.0) * np.where(self._whole(i), self.log_psi[:, i], 0.0)
+        return held
+
+    def _whole(self, i: int) -> np.ndarray:
+        """Bool `[N]`: which slots have a complete score, not −inf."""
+        return self.finished & np.isfinite(self.log_psi[:, i])
+
+    def _part(self, i: int, potential: Potential, growing: Completion) -> Any:
+        """The part of its score that a potential gives to texts that go on: a number, or one for
+        each slot.
+        """
+        if not potential.scores_prefixes:
+            return 0.0
+        if not isinstance(potential, Tilt):
+            return 1.0
+        if potential.adaptive:
+            return np.repeat(self.fractions[:, i], len(self.log_psi) // self.islands)
+        return potential.prefix_beta(growing) / potential.beta if potential.beta else 0.0
 
     def _set(self, log_w: np.ndarray, slots: list[int], i: int, new: np.ndarray) -> None:
         log_w[slots] += new - self.log_psi[slots, i]
@@ -128,17 +165,20 @@ class Scores:
             if not len(mine):
                 continue
             base = log_w[where[mine]] - self.log_psi[where[mine], i]
-            others = np.delete(log_w[island], where[mine] - m * size)
+            finished = self._whole(i)[island]
+            others, theirs = log_w[island][finished], self.log_psi[island, i][finished]
 
             def ess(
                 fraction: float,
                 mine: np.ndarray = mine,
                 base: np.ndarray = base,
                 others: np.ndarray = others,
+                theirs: np.ndarray = theirs,
             ) -> float:
                 betas = [fraction * tilt.beta] * len(mine)
                 own = base + _weights(tilt, rewards[mine], [texts[j] for j in mine], betas)
-                return effective_sample_size(normalise(np.concatenate([own, others])))
+                tempered = others + (fraction - 1.0) * theirs
+                return effective_sample_size(normalise(np.concatenate([own, tempered])))
 
             self.fractions[m, i] = _rise(ess, self.fractions[m, i], self.left * size)
         return (self.fractions[where // size, i] * tilt.beta).tolist()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,7 +48,8 @@ class Point:
         kl: Nats from the model, under the constraint: of the posterior for SMC; for best-of-N
             `log n − (n−1)/n`, which is an upper bound where rewards tie (Beirami et al.,
             "Theoretical guarantees on the best-of-n alignment policy", 2024); for soft best-of-N
-            as estimated from the candidates.
+            as estimated from the candidates. To these two comes how far a constraint's token
+            masking draws their candidates from where the model would, under the constraint.
         tilted: `E_π[R]`, for SMC.
         independent: Effective number of independent answers, mean over prompts, for SMC.
         target_tokens: Drawn from the target, mean over prompts.
@@ -112,9 +113,7 @@ class Sweep:
             method="smc",
             beta=beta,
             n=self.n_particles,
-            reward=_over_prompts(
-                [expected_reward(r) for r in runs], _reward(runs[0]).tilted.std_error
-            ),
+            reward=_over_prompts([expected_reward(r) for r in runs], alone),
             kl=_over_prompts(kl, runs[0].kl.std_error if runs[0].kl else None),
             tilted=_over_prompts(tilted, alone),
             independent=float(np.mean([r.diversity.independent for r in runs])),
@@ -123,31 +122,44 @@ class Sweep:
         )
 
     def _best_of(self, n: int) -> Point:
-        pools = list(self.results[None].values())
-        means = [best_of(candidates(r), n) for r in pools]
-        tokens = [r.usage.particle_tokens * n / self.n_particles for r in pools]
-        kl = math.log(n) - (n - 1) / n
-        return Point(
-            method="best_of_n",
-            beta=None,
-            n=n,
-            reward=_over_prompts(means, None),
-            kl=Estimate(kl, 0.0),
-            target_tokens=float(np.mean(tokens)),
-            prompts=len(pools),
+        return self._choice(
+            "best_of_n",
+            n,
+            None,
+            lambda pool: (best_of(pool.rewards, n), math.log(n) - (n - 1) / n),
         )
 
     def _soft_best_of(self, beta: float) -> Point:
-        pools = list(self.results[None].values())
-        found = [soft_best_of(candidates(r), beta) for r in pools]
+        return self._choice(
+            "soft_best_of_n",
+            self.n_particles,
+            beta,
+            lambda pool: soft_best_of(pool.rewards, beta),
+        )
+
+    def _choice(
+        self,
+        method: Literal["best_of_n", "soft_best_of_n"],
+        n: int,
+        beta: float | None,
+        choose: Callable[[Pool], tuple[np.ndarray, float]],
+    ) -> Point:
+        """A choice among candidates, with the chance of each and its KL from their law."""
+        means, kls = [], []
+        for result in self.results[None].values():
+            pool = candidates(result)
+            share, kl = choose(pool)
+            means.append(_mean(pool.rewards, share))
+            kls.append(kl + _mean(pool.log_excess, share))
+        tokens = [r.usage.particle_tokens for r in self.results[None].values()]
         return Point(
-            method="soft_best_of_n",
+            method=method,
             beta=beta,
-            n=self.n_particles,
-            reward=_over_prompts([reward for reward, _ in found], None),
-            kl=_over_prompts([kl for _, kl in found], None),
-            target_tokens=float(np.mean([r.usage.particle_tokens for r in pools])),
-            prompts=len(pools),
+            n=n,
+            reward=_over_prompts(means, None),
+            kl=_over_prompts(kls, None),
+            target_tokens=float(np.mean(tokens)) * n / self.n_particles,
+            prompts=len(means),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -290,23 +302,43 @@ def expected_reward(result: Result[Any]) -> float:
     return math.fsum(p.share * p.rewards[key] for p in result.particles if p.share > 0)
 
 
-def candidates(result: Result[Any]) -> np.ndarray:
-    """R of the finished candidates, float64, as they were drawn."""
+@dataclass(frozen=True)
+class Pool:
+    """Finished candidates of one prompt, as they were drawn.
+
+    Attributes:
+        rewards: float64 `[n]`, R.
+        log_excess: float64 `[n]`, by how much each is likelier to be drawn than under the model and
+            the constraint: token masking draws so, and a mean of this is what it adds to a KL. 0
+            without a constraint.
+    """
+
+    rewards: np.ndarray
+    log_excess: np.ndarray
+
+
+def candidates(result: Result[Any]) -> Pool:
+    """Of a run without a tilt and without resampling."""
     key = list(result.rewards)[-1]
-    return np.array([p.rewards[key] for p in result.particles if p.weight > 0])
+    alive = [p for p in result.particles if p.weight > 0]
+    log_weights = np.array([p.log_weight for p in alive])
+    return Pool(np.array([p.rewards[key] for p in alive]), result.log_evidence - log_weights)
 
 
-def best_of(rewards: np.ndarray, n: int) -> float:
-    """Mean of the largest of n, over all choices of n among the candidates."""
+def best_of(rewards: np.ndarray, n: int) -> np.ndarray:
+    """How likely each candidate is to be the largest of n, over all choices of n among them."""
     n = min(n, len(rewards))
-    ranked = np.sort(rewards)
-    choices = math.comb(len(ranked), n)
-    share = np.array([math.comb(i, n - 1) / choices for i in range(len(ranked))])
-    return _mean(ranked, share)
+    choices = math.comb(len(rewards), n)
+    share = np.empty(len(rewards))
+    share[np.argsort(rewards, kind="stable")] = [
+        math.comb(i, n - 1) / choices for i in range(len(rewards))
+    ]
+    return share
 
 
-def soft_best_of(rewards: np.ndarray, beta: float, *, seed: int = 0) -> tuple[float, float]:
-    """Mean R of a draw by `exp(β·R)` among the candidates, and the KL of its law from theirs.
+def soft_best_of(rewards: np.ndarray, beta: float, *, seed: int = 0) -> tuple[np.ndarray, float]:
+    """How likely each candidate is to be drawn by `exp(β·R)` among them, and the KL of the answer's
+    law from theirs.
 
     A candidate's density rises by `E[N e^{βR} / (e^{βR} + Σ e^{βR'})]`, over the N − 1 others;
     these are drawn anew from all candidates.
@@ -318,7 +350,7 @@ def soft_best_of(rewards: np.ndarray, beta: float, *, seed: int = 0) -> tuple[fl
     ratio = np.array([np.mean(n * own / (own + others)) if own else 0.0 for own in tilt])
     density = ratio / ratio.mean()
     log_density = np.log(np.where(density > 0, density, 1.0))
-    return _mean(rewards, tilt / tilt.sum()), float(np.mean(density * log_density))
+    return tilt / tilt.sum(), float(np.mean(density * log_density))
 
 
 def _mean(values: np.ndarray, weights: np.ndarray) -> float:

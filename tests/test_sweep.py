@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from exactness import LANGUAGE, TARGET
 from support import VOCABULARY
-from test_tilts import moments, truth, value
+from test_tilts import masked_law, moments, truth, value
 
 from guided_smc import LM
 from guided_smc.errors import GuidedSMCError, OptionError, PotentialError
@@ -52,7 +52,7 @@ def test_best_of_n_is_the_mean_over_all_choices_of_n():
     rewards = np.array([0.3, -1.0, 2.0, 0.3, 5.0])
     for n in range(1, 6):
         every = [max(c) for c in itertools.combinations(rewards, n)]
-        assert best_of(rewards, n) == pytest.approx(np.mean(every))
+        assert best_of(rewards, n) @ rewards == pytest.approx(np.mean(every))
 
 
 def test_best_of_n_is_unbiased_on_an_exact_model():
@@ -69,21 +69,32 @@ def test_best_of_n_is_unbiased_on_an_exact_model():
     assert sorted(found) == [1, 2, 4, 8]
 
 
+def test_under_a_constraint_the_kl_of_candidates_counts_what_token_masking_adds():
+    """Exactly: of one candidate, KL of the law of token masking from the constrained model."""
+    members = truth(True, 0.0)
+    z = sum(members.values())
+    masked = masked_law()
+    expected = sum(q * math.log(q / (members[t] / z)) for t, q in masked.items())
+    found = points(sweep(betas=[0.0], potential=LANGUAGE, n_particles=4000), "best_of_n")
+    assert found[1].kl.value == pytest.approx(expected, abs=0.05)
+    assert expected > 0.1
+
+
 def test_soft_best_of_many_is_the_tilted_posterior():
     rewards = [p.rewards["value"] for p in sweep(betas=[0.0]).results[None][0].particles]
     for beta in (0.5, 2.0):
-        mean, kl = soft_best_of(np.array(rewards), beta, seed=1)
+        share, kl = soft_best_of(np.array(rewards), beta, seed=1)
         expected = moments(False, beta)
-        assert mean == pytest.approx(expected[0], abs=0.06)
+        assert share @ rewards == pytest.approx(expected[0], abs=0.06)
         assert kl == pytest.approx(expected[2], abs=0.06)
 
 
 def test_soft_best_of_two_is_exact_where_both_candidates_are_known():
     """Each is chosen with chance 1/2 beside itself, and by the tilt beside the other."""
-    mean, kl = soft_best_of(np.array([0.0, 1.0]), 1.0)
+    share, kl = soft_best_of(np.array([0.0, 1.0]), 1.0)
     s = 1 / (1 + math.e)
     density = np.array([(0.5 + s) / 2 * 2, (0.5 + 1 - s) / 2 * 2])
-    assert mean == pytest.approx(1 - s)
+    assert share[1] == pytest.approx(1 - s)
     assert kl == pytest.approx(np.mean(density * np.log(density)), abs=0.02)
 
 

@@ -8,13 +8,14 @@ from collections import Counter
 import numpy as np
 import pytest
 from exactness import LANGUAGE, PROMPT, TARGET, assert_unbiased, member, runs
-from support import VOCABULARY, exact
+from support import VOCABULARY, Score, exact
 
 from guided_smc import LM
 from guided_smc.diagnostics import Estimate
 from guided_smc.errors import OptionError, PotentialError
 from guided_smc.options import make_options
-from guided_smc.potentials import Potential, Tilt
+from guided_smc.potentials import Completion, Potential, Tilt
+from guided_smc.scoring import Scores
 
 BETA = 1.5
 
@@ -122,6 +123,47 @@ class TestTempering:
         assert_unbiased(found, left)
         found = tilts(tilt=Tilted(beta=-2.0, steers=True, adaptive=True))
         assert_unbiased(found, truth(False, -2.0))
+
+
+class Half(Tilted):
+    """β_t is half of β."""
+
+    def prefix_beta(self, completion):
+        return self.beta / 2
+
+
+class TestFinishedTexts:
+    """As long as others grow, what a finished text has is tempered like what they have."""
+
+    def test_a_score_that_speaks_at_the_end_resamples_nothing_before_the_end(self):
+        for tilt in (Tilted(beta=5.0), Score(lambda text: 5.0 * value(text), prefixes=False)):
+            found = runs(40, potentials=[tilt], n_particles=8, ess_threshold=1.0)
+            assert not any(s.resampled for r in found for s in r.steps)
+            plain = runs(40, potentials=[tilt], n_particles=8, method="importance")
+            assert [r.particles for r in found] == [r.particles for r in plain]
+
+    @pytest.mark.parametrize("constrained", [False, True])
+    def test_the_posterior_stays_exact(self, constrained):
+        tilt = Half(beta=BETA, steers=True)
+        found = tilts(constrained, tilt, ess_threshold=1.0, n_particles=6, n_runs=800)
+        early = [p for r in found for p in r.particles if len(p.token_ids) < len(r.steps) - 1]
+        assert early  # texts that ended, and were resampled, while others went on
+        assert_unbiased(found, truth(constrained))
+
+    def test_resampling_sees_the_part_that_unfinished_texts_have(self):
+        end = Score(lambda text: 1.0, prefixes=False)
+        step = Score(lambda text: 1.0, prefixes=True)
+        potentials = [Half(beta=4.0, steers=True), end, step, Tilted(beta=0.0, steers=True)]
+        scores = Scores(potentials, 3, islands=1, steer=True, ess_threshold=0.5)
+
+        def completion(slot, finished):
+            return Completion("", (1,) * slot, "b" * slot, finished, VOCABULARY)
+
+        log_w = np.zeros(3)
+        scores.update(log_w, [0, 1], [2], completion)
+        assert log_w.tolist() == pytest.approx([1.0, 1.0 + 2.0 * 0.6, 2.0 + 4.0 * 1.2])
+        held = scores.held_back(completion(0, False))
+        assert held.tolist() == pytest.approx([0.0, 0.0, -1.0 - 2.0 * 1.2])
 
 
 class TestIslands:
