@@ -31,6 +31,8 @@ from guided_smc.sweep import best_of, candidates, expected_reward, measure, soft
 
 PARTICLES = 16
 PROMPTS = 40
+THRESHOLD = 0.8
+"""Resampling often and mildly: a tilt that grows along a text is best followed as it grows."""
 
 SUBJECTS = Path(__file__).with_name("subjects.txt")
 
@@ -90,21 +92,21 @@ def tasks() -> dict[str, Task]:
             "Write one sentence about {}.",
             subjects("gloomy"),
             rewards.sentiment(on="step", schedule="linear"),
-            (4.0, 6.0, 7.0),
+            (6.5, 7.5),
             32,
         ),
         "similarity": Task(
             "Write one sentence about {}.",
             subjects("neutral"),
             rewards.similarity(GOAL, on="step", schedule="linear"),
-            (20.0, 26.0, 32.0),
+            (14.0, 26.0, 30.0),
             32,
         ),
         "age": Task(
             "Invent a {}, as JSON with name and age.",
             subjects("people"),
             rewards.reward(age, prefix=age_so_far, name="age"),
-            (6.0, 10.0, 12.0),
+            (11.0, 13.0),
             40,
             {"output_type": guided_smc.json_schema(PERSON, whitespace="line")},
         ),
@@ -134,7 +136,12 @@ def main(quick: bool, only: str | None, plots: Path | None, out: Path | None) ->
     results = {
         "benchmark": "tilting",
         "machine": found,
-        "settings": {"model": MODEL, "n_particles": n, "prompts": n_prompts},
+        "settings": {
+            "model": MODEL,
+            "n_particles": n,
+            "prompts": n_prompts,
+            "ess_threshold": THRESHOLD,
+        },
         "tasks": cells,
     }
     report(results, [table(cells)], out or RESULTS / "tilting-cpu.json")
@@ -143,7 +150,7 @@ def main(quick: bool, only: str | None, plots: Path | None, out: Path | None) ->
 def run(lm: LM, task: Task, prompts: list[str], n: int, max_tokens: int) -> Sweep:
     """All runs of a task."""
     swept = Sweep(task.reward.name, task.betas, n)
-    settings = {"max_tokens": max_tokens, "seed": 0, **task.settings}
+    settings = {"max_tokens": max_tokens, "seed": 0, "ess_threshold": THRESHOLD, **task.settings}
     for _ in measure(swept, lm, prompts, task.reward, **settings):
         pass
     return swept

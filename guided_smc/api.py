@@ -17,7 +17,7 @@ from guided_smc.grammars.finishing import within
 from guided_smc.grammars.sharing import refuse_disjoint
 from guided_smc.models.base import LanguageModel
 from guided_smc.models.table import TableModel
-from guided_smc.options import Method, Options, make_options
+from guided_smc.options import Method, Options, columns_of_each, make_options
 from guided_smc.population import Request
 from guided_smc.potentials import CompiledConstraint, Constraint, Intersection, Potential, Tilt
 from guided_smc.results import ErrorEvent, Event, Result, ResultEvent, T
@@ -187,7 +187,8 @@ class LM:
             reward_on: When it speaks, in place of its own: `"end"`, for finished texts only;
                 `"step"`, for unfinished ones at every step; `"sentence"`, `"line"` or `"field"`,
                 whenever one of those is closed.
-            columns: What else belongs to the prompt, by name: rewards may ask for it.
+            columns: What else belongs to the prompt, by name: rewards may ask for it. Of a list of
+                prompts, `generate` and `stream` take a list, one mapping for each.
             chat: Whether a plain prompt is put into the model's chat template. None: if it has one.
             exact_seed: Use the seed as it is, whatever the index.
             options: To start from.
@@ -197,6 +198,8 @@ class LM:
             OptionError, PromptError, ConstraintError: What cannot work, told before anything runs.
         """
         opts = make_options(options, **changes)
+        if columns is not None and not isinstance(columns, Mapping):
+            raise OptionError(f"columns must be a mapping, got {columns!r}")
         warnings: list[str] = []
         if potential is not None and not isinstance(potential, Potential):
             raise OptionError(
@@ -345,8 +348,11 @@ class LM:
     ) -> Iterator[Event[Any]]:
         """`generate`, as events. Takes the same arguments."""
         _refuse_index(settings)
+        prompts, many = _as_batch(prompt)
+        each = _settings_of_each(settings, len(prompts), many)
         requests = [
-            self.request(p, index=i, **settings) for i, p in enumerate(_as_batch(prompt)[0])
+            self.request(p, index=i, **own)
+            for i, (p, own) in enumerate(zip(prompts, each, strict=True))
         ]
         return self.run(requests, max_rows=max_rows)
 
@@ -419,9 +425,10 @@ class LM:
         return_exceptions = return_exceptions and many
         outcomes: list[Any] = [None] * len(prompts)
         requests: list[Request[Any]] = []
-        for i, one in enumerate(prompts):
+        each = _settings_of_each(settings, len(prompts), many)
+        for i, (one, own) in enumerate(zip(prompts, each, strict=True)):
             try:
-                requests.append(self.request(one, index=i, **settings))
+                requests.append(self.request(one, index=i, **own))
             except PromptError as error:
                 if not return_exceptions:
                     where = f"prompt {i}: " if many else ""
@@ -499,6 +506,14 @@ def _check_method(method: Method, scores: Sequence[Potential], *, constrained: b
 def _refuse_index(settings: dict[str, Any]) -> None:
     if "index" in settings:
         raise OptionError("index is given by the place in the list of prompts; see LM.request")
+
+
+def _settings_of_each(settings: dict[str, Any], n_prompts: int, many: bool) -> list[dict[str, Any]]:
+    """The settings of each prompt: the same but for their columns."""
+    if not many or settings.get("columns") is None:
+        return [settings] * n_prompts
+    columns = columns_of_each(settings["columns"], n_prompts)
+    return [{**settings, "columns": one} for one in columns]
 
 
 def _as_batch(prompt: Any) -> tuple[Sequence[Any], bool]:

@@ -26,9 +26,11 @@ class Estimate:
 
     Attributes:
         value: The estimate.
-        std_error: Standard error, one σ; None where the value is infinite, and where fewer than
-            two families of particles count (`Diversity.independent`): from one family there is
-            nothing to compare. More particles, or `islands`, help.
+        std_error: Standard error, one σ; None where the value is infinite, where all particles
+            have the same one, and where fewer than two families of particles count
+            (`Diversity.independent`): then there is nothing to compare. More particles, or
+            `islands`, help. It is that of many particles; of few it is too small, the more so the
+            stronger the tilt, since what none of them has seen cannot show.
     """
 
     value: float
@@ -86,11 +88,16 @@ class Families:
         return np.bincount(self.of, weights, len(self.luck))
 
     def std_error(self, deviations: np.ndarray, weights: np.ndarray) -> float | None:
-        """Of an estimate, from what each family makes it deviate by, float64 `[families]`."""
-        if effective_sample_size(self.sums(weights)) < FEWEST_FAMILIES:
+        """Of an estimate, from what each family makes it deviate by, float64 `[families]`.
+
+        As the jackknife has it: each family left out in turn, which for one of weight ω moves the
+        estimate by its deviation over 1 − ω.
+        """
+        weight = self.sums(weights)
+        if effective_sample_size(weight) < FEWEST_FAMILIES:
             return None
         n = len(deviations)
-        return math.sqrt(float(np.sum(deviations**2)) * n / (n - 1))
+        return math.sqrt(float(np.sum((deviations / (1.0 - weight)) ** 2)) * (n - 1) / n)
 
 
 def diversity(
@@ -119,6 +126,8 @@ def mean(values: np.ndarray, weights: np.ndarray, families: Families) -> Estimat
     value = float(weights @ values)
     if not math.isfinite(value):
         return Estimate(value, None)
+    if np.all(values[counts] == values[counts][0]):
+        return Estimate(value, None)  # nothing is seen of how they differ
     deviations = families.sums(weights * np.where(counts, values - value, 0.0))
     return Estimate(value, families.std_error(deviations, weights))
 
@@ -139,6 +148,8 @@ def divergence(
     value = float(weights @ ratio)
     deviations = families.sums(weights * np.where(counts, ratio - value, 0.0))
     deviations -= _evidence_deviations(weights, families)
+    if ratio.any() and np.all(ratio[counts] == ratio[counts][0]):
+        return Estimate(value - log_evidence, None)
     return Estimate(value - log_evidence, families.std_error(deviations, weights))
 
 

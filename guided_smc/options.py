@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import (
@@ -212,3 +213,19 @@ def check_beta(beta: Any) -> float:
     if not math.isfinite(number):
         raise OptionError(f"beta must be a finite number, got {beta!r}")
     return float(number)
+
+
+def columns_of_each(columns: Any, n_prompts: int) -> list[Mapping[str, Any]]:
+    """The columns of each of several prompts.
+
+    Raises:
+        OptionError: Not a list of as many mappings.
+    """
+    if isinstance(columns, (list, tuple)) and all(isinstance(one, Mapping) for one in columns):
+        if len(columns) == n_prompts:
+            return list(columns)
+        raise OptionError(f"columns: {len(columns)} of them for {n_prompts} prompts")
+    raise OptionError(
+        "columns of several prompts are a list of mappings, one for each, such as "
+        f"[{{'answer': '4'}}, ...]; got {type(columns).__name__}"
+    )

@@ -202,7 +202,12 @@ def _warnings(population: Population[T], log_evidence: float, spread: Diversity)
             "what the target would; lower block_size, raise n_particles, or use a closer draft"
         )
     tilted = any(isinstance(p, Tilt) and p.beta != 0 for p in request.potentials)
-    if tilted and options.n_particles > 1 and 0 < spread.independent < FEWEST_FAMILIES:
+    if tilted and options.n_particles == 1:
+        found.append(
+            "with one particle a reward changes nothing: there is nothing to choose from; raise "
+            "n_particles"
+        )
+    elif tilted and 0 < spread.independent < FEWEST_FAMILIES:
         found.append(
             f"the answers are {spread.independent:.1f} independent ones in effect: nearly all "
             "particles go back to one, so this run cannot tell how far it is from the posterior; "

@@ -162,12 +162,26 @@ def test_a_reward_is_named_only_once_it_takes_long(monkeypatch):
 
 
 @pytest.mark.model
+def test_a_prompt_that_fails_does_not_take_the_sweep_with_it(folder):
+    (folder / "two.jsonl").write_text('{"prompt": "a", "answer": "x"}\n{"prompt": "b"}\n')
+    settings = "--max-tokens 2 --n-particles 2 --beta 1 -o f.json --quiet"
+    done = call(f"sweep two.jsonl --reward plugin:has {settings}")
+    assert done.returncode == 1
+    (line,) = done.stderr.decode().splitlines()
+    assert "2 run(s) failed" in line and "needs 'answer'" in line
+    assert b"best of N" in done.stdout
+    points = json.loads((folder / "f.json").read_text())["points"]
+    assert {p["prompts"] for p in points} == {1}
+
+
+@pytest.mark.model
 def test_a_sweep_prints_the_frontier_and_writes_its_files(folder):
     settings = "--max-tokens 6 --n-particles 4 --seed 0 --beta 0,4"
     done = call(f"sweep p.jsonl --reward length:20 {settings} -o f.svg -o f.json --quiet")
     assert done.returncode == 0, done.stderr
     table = done.stdout.decode()
-    assert "reward length" in table and "best of n" in table and "soft best of n" in table
+    assert "reward length" in table and "best of N" in table and "soft" in table
+    assert all(len(line) <= 80 for line in table.splitlines() if line[:1] in "┃│")
     data = json.loads((folder / "f.json").read_text())
     assert data["reward"] == "length" and data["betas"] == [0.0, 4.0]
     smc = {p["beta"]: p for p in data["points"] if p["method"] == "smc"}

@@ -90,12 +90,25 @@ def test_soft_best_of_many_is_the_tilted_posterior():
 
 
 def test_soft_best_of_two_is_exact_where_both_candidates_are_known():
-    """Each is chosen with chance 1/2 beside itself, and by the tilt beside the other."""
+    """Each is chosen by the tilt beside the other."""
     share, kl = soft_best_of(np.array([0.0, 1.0]), 1.0)
     s = 1 / (1 + math.e)
-    density = np.array([(0.5 + s) / 2 * 2, (0.5 + 1 - s) / 2 * 2])
+    density = np.array([2 * s, 2 * (1 - s)])
     assert share[1] == pytest.approx(1 - s)
-    assert kl == pytest.approx(np.mean(density * np.log(density)), abs=0.02)
+    assert kl == pytest.approx(np.mean(density * np.log(density)))
+    assert soft_best_of(np.array([3.0]), 1.0)[1] == 0
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0, 2.0])
+def test_the_kl_of_soft_best_of_n_is_that_of_its_law(beta):
+    """Over runs with eight candidates, beside the density of the law from many."""
+    rng = np.random.default_rng(3)
+    found = [soft_best_of(rng.normal(size=8), beta)[1] for _ in range(400)]
+    tilt, others = np.exp(beta * rng.normal(size=3000)), rng.normal(size=(3000, 7))
+    rest = np.exp(beta * others).sum(axis=1)
+    density = np.array([np.mean(8 * own / (own + rest)) for own in tilt])
+    density /= density.mean()
+    assert np.mean(found) == pytest.approx(np.mean(density * np.log(density)), rel=0.2)
 
 
 def test_a_sweep_says_what_it_used_and_is_the_same_again():
@@ -145,6 +158,33 @@ def test_what_cannot_be_swept_is_refused(settings, message):
 def test_a_reward_that_fails_ends_the_sweep():
     with pytest.raises(PotentialError, match="ZeroDivisionError"):
         sweep(n_particles=2, reward=lambda text: 1 / 0)
+
+
+def test_the_columns_of_a_prompt_go_with_it():
+    seen = []
+
+    def noted(completions, answer):
+        seen.extend(answer)
+        return [0.0] * len(completions)
+
+    lm = LM(TARGET)
+    lm.sweep(
+        ["ad", "a"],
+        reward=noted,
+        betas=[1.0],
+        n_particles=2,
+        max_tokens=2,
+        columns=[{"answer": 1}, {"answer": 2}],
+    )
+    assert set(seen) == {1, 2}
+    seen.clear()
+    lm.generate(["ad", "a"], reward=noted, max_tokens=2, columns=[{"answer": 3}, {"answer": 4}])
+    assert set(seen) == {3, 4}
+    for wrong in ({"answer": [1, 2]}, [{"answer": 1}], [1, 2]):
+        with pytest.raises(OptionError, match="columns"):
+            lm.generate(["ad", "a"], reward=noted, max_tokens=2, columns=wrong)
+    with pytest.raises(OptionError, match="columns must be a mapping"):
+        lm.generate("ad", reward=noted, max_tokens=2, columns=[{"answer": 1}])
 
 
 def test_prompts_without_an_answer_are_counted_and_none_at_all_is_an_error():

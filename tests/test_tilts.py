@@ -398,6 +398,15 @@ class TestEstimates:
         for r in found:
             assert (r.diversity.independent < 2) == any("in effect" in w for w in r.warnings)
 
+    def test_what_is_alike_in_all_particles_has_no_error(self):
+        r = tilts(tilt=Tilted(lambda t: 2.0, beta=3.0), n_particles=8, n_runs=1)[0]
+        assert r.rewards["value"].tilted == Estimate(2.0, None)
+        assert r.kl.value == pytest.approx(0) and r.kl.std_error is None
+
+    def test_one_particle_is_told_that_a_reward_changes_nothing(self):
+        out = LM(TARGET).generate("ad", potential=Tilted(), n_particles=1, max_tokens=3, seed=0)
+        assert any("with one particle a reward changes nothing" in w for w in out.warnings)
+
     def test_islands_keep_families_apart(self):
         strong = Tilted(lambda t: t.count("b"), beta=3.0, steers=True)
         options = {"tilt": strong, "n_particles": 16, "ess_threshold": 1.0, "n_runs": 40}

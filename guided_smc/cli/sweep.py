@@ -107,11 +107,12 @@ def sweep(**given: Any) -> int:
 
     \b
     Columns:
-      method        smc (particles), best of n or soft best of n
+      method        smc (particles), best of N, or soft: a draw by exp(β·reward) among N
       β, N          strength; particles or candidates
       reward        mean reward of the answers, and its standard error
-      KL            how far their law is from the model; of smc, how far the posterior is
-      independent   effective number of independent answers among the particles
+      KL            how far their law is from the model, under the constraint if there is one: of
+                    smc that of the posterior, of best of N the bound log N - (N-1)/N
+      indep.        effective number of independent answers among the particles
       tokens        drawn from the model for each prompt
 
     \b
@@ -123,7 +124,7 @@ def sweep(**given: Any) -> int:
     \b
     Exit codes:
       0    all was measured
-      1    it broke off (a message says why), or a file could not be written
+      1    some prompts failed (a message says why), or a file could not be written
       2    wrong usage or set-up; nothing ran
       130  Ctrl-C, 143 SIGTERM: what had been measured is printed and written
     """  # noqa: D301 (click's mark is the character, not its escape)
@@ -178,7 +179,8 @@ def sweep(**given: Any) -> int:
         except GuidedSMCError as error:
             raise click.ClickException(str(error)) from error
     if not swept.points:
-        raise click.ClickException("no prompt had an answer; try one of them with generate")
+        why = f": {swept.errors[0]}" if swept.errors else "; try one of them with generate"
+        raise click.ClickException(f"no prompt had an answer{why}")
     if given["as_json"]:
         click.echo(json.dumps(swept.to_dict(), indent=2, ensure_ascii=False))
     else:
@@ -190,6 +192,9 @@ def sweep(**given: Any) -> int:
             raise click.ClickException(f"cannot write to {path}: {error.strerror}") from None
         except OptionError as error:
             raise click.ClickException(str(error)) from None
+    if swept.errors and code == 0:
+        failed = f"{len(swept.errors)} run(s) failed, the first of them: {swept.errors[0]}"
+        raise click.ClickException(failed)
     return code
 
 
@@ -238,13 +243,15 @@ def _print(swept: Sweep) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from guided_smc.diagnostics import FEWEST_FAMILIES
+
     shown = Table(title=f"reward {swept.name}", title_justify="left")
-    for name in ("method", "β", "N", "reward", "KL", "independent", "tokens"):
+    for name in ("method", "β", "N", "reward", "KL", "indep.", "tokens"):
         shown.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     points = swept.points
     for point, after in zip(points, [*points[1:], None], strict=True):
         shown.add_row(
-            point.method.replace("_", " "),
+            {"best_of_n": "best of N", "soft_best_of_n": "soft"}.get(point.method, point.method),
             "-" if point.beta is None else f"{point.beta:g}",
             str(point.n),
             _estimate(point.reward),
@@ -258,6 +265,13 @@ def _print(swept: Sweep) -> None:
     for failed in swept.to_dict()["failed"]:
         what = "candidates" if failed["beta"] is None else f"β = {failed['beta']:g}"
         console.print(f"{what}: {failed['prompts']} prompt(s) without an answer", soft_wrap=True)
+    few = [p for p in points if p.independent is not None and p.independent < FEWEST_FAMILIES]
+    for point in few if swept.n_particles > 1 else []:
+        console.print(
+            f"β = {point.beta:g}: {point.independent:.1f} independent answers in effect: too few "
+            "to tell how far the particles are from the posterior",
+            soft_wrap=True,
+        )
 
 
 def _estimate(estimate: Estimate) -> str:
