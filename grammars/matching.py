@@ -180,17 +180,27 @@ class CompiledGrammar:
         Raises:
             ConstraintError: A mask would cost more than the limits allow.
         """
-        words = self.tokens.words
-        check_shape(bitmask, len(states), words)
-        bitmask.fill(0)
-        live = [(s.matcher, i) for i, s in enumerate(states) if s.growing]
-        if not live:
-            return
+        check_shape(bitmask, len(states), self.tokens.words)
         target = np.ascontiguousarray(bitmask)
-        _executor().unsafe_compute_mask_ptr(live, target.ctypes.data, 4 * words, len(states))
-        for matcher, _ in live:
-            self.check_limits(matcher)
+        self.fill_rows(states, target)
         np.bitwise_and(target, self.tokens.ordinary_bits, out=bitmask)
+
+    def fill_rows(self, states: Sequence[GrammarState], rows: np.ndarray) -> None:
+        """`fill_masks`, but contiguous rows in which bits of tokens that are not ordinary may be
+        set, too.
+        """
+        words = self.tokens.words
+        live = [(s.matcher, i) for i, s in enumerate(states) if s.growing]
+        if len(live) < len(states):
+            rows.fill(0)
+        if len(live) == 1:  # faster than the executor
+            ((matcher, i),) = live
+            matcher.unsafe_compute_mask_ptr(rows.ctypes.data + 4 * words * i, 4 * words)
+        elif live:
+            _executor().unsafe_compute_mask_ptr(live, rows.ctypes.data, 4 * words, len(states))
+        for matcher, _ in live:
+            if matcher.is_error():
+                self.check_limits(matcher)
 
     def check_limits(self, matcher: LLMatcher) -> None:
         """Raise if llguidance gave up on a text that may be fine.

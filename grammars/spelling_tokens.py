@@ -7,9 +7,10 @@ are sorted here by what they spell: once for each vocabulary, whatever the gramm
 from __future__ import annotations
 
 import re
+import string
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
@@ -42,12 +43,17 @@ _SPECIAL = frozenset(b'"\\' + DELETE)
 _SHORT_ESCAPES = frozenset(b'"\\bfnrt')
 _DELETES = re.compile(rb"(\x7f)")
 _DELETE_ESCAPED = rb"\u007f"
-_HEX = b"0123456789abcdefABCDEF"
+_DIGITS = re.compile(rb"[0-9a-fA-F]{1,4}")
 _PROBES = "a 0é—"
 """Characters that may come in most places where any may."""
 
+_IN_NAMES = string.ascii_letters + string.digits + "_-$@/. "
+
 _MOST_PATTERNS = 256
 """Answers of masks that are remembered, each a mask."""
+
+_FEWER_THAN_A_MASK = 8
+"""Tokens that are asked about one by one faster than by a mask."""
 
 _ODD_IN_OUTSIDE = re.compile(rb'[ \t\r\n{}\[\],:truefalsn]*(?:-?[0-9][0-9.eE+\-]*|-|"|\Z)')
 """What a token that begins outside of a string may look like up to its first number or string."""
@@ -57,23 +63,27 @@ class Odd:
     """Tokens in another spelling at one kind of place, grouped by what they do.
 
     A group is possible if the grammar's mask has one token, `sure`; some may be possible without,
-    and only if it has another one, `need`.
+    and only if it has another one, `need`. What a mask says depends on its bits for these tokens
+    and for single bytes alone, so that answers are remembered by them.
 
     Attributes:
         ways: What each group does.
         tokens: Of each group.
     """
 
-    def __init__(self, own: Pieces, found: dict[Way, list[int]], add: Callable[[bytes], int]):
+    def __init__(
+        self, own: Pieces, found: dict[Way, list[int]], add: Callable[[bytes], int], words: slice
+    ):
         self._own = own
         self.ways, self.tokens = list(found), list(found.values())
-        need, sure = zip(*map(_witnesses, found), strict=True) if found else ((), ())
-        self._sure = _Looks([add(s) if s else None for s in sure])
-        self._always = np.array([s == b"" for s in sure], dtype=bool)
-        self._need = _Looks([add(n) if n else None for n in need])
-        self._needless = np.array([not n for n in need], dtype=bool)
-        self._unsure = np.array([_is_unsure(way) for way in found], dtype=bool)
-        self._patterns: OrderedDict[bytes, tuple[np.ndarray, np.ndarray]] = OrderedDict()
+        self._byte_words = words
+        witnesses = [_witnesses(way) for way in found]
+        self._sure = [[add(s) if s else None for s in sure] for _, sure in witnesses]
+        self._need = [add(need) if need else None for need, _ in witnesses]
+        looks = {look for sure in self._sure for look in sure} | {*self._need}
+        looks |= {tokens[0] for tokens in self.tokens}
+        self._looks = _Looks(sorted(look for look in looks if look is not None))
+        self._patterns: OrderedDict[bytes, tuple[np.ndarray, list[int]]] = OrderedDict()
 
     def possible(self, row: np.ndarray) -> tuple[np.ndarray, list[int]]:
         """What a mask of the grammar says of the groups.
@@ -84,34 +94,47 @@ class Odd:
         Returns:
             The tokens of those that are possible, as bits, and the groups to ask about.
         """
-        sure = self._sure.at(row)
-        key = sure.tobytes()
+        key = self._looks.at(row).tobytes() + row[self._byte_words].tobytes()
         pattern = self._patterns.get(key)
         if pattern is None:
-            pattern = self._patterns[key] = self._pattern((sure != 0) | self._always)
+            pattern = self._patterns[key] = self._pattern(row)
             if len(self._patterns) > _MOST_PATTERNS:
                 self._patterns.popitem(last=False)
-        mask, unsure = pattern
-        asked = (unsure & ((self._need.at(row) != 0) | self._needless)).nonzero()[0].tolist()
-        return mask, [group for group in asked if not has(row, self.tokens[group][0])]
+        return pattern
 
-    def _pattern(self, sure: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        groups = np.flatnonzero(sure)
-        mask = self._own.mask(token for group in groups for token in self.tokens[group])
-        return mask, self._unsure & ~sure
+    def _pattern(self, row: np.ndarray) -> tuple[np.ndarray, list[int]]:
+        allowed = bytes_of(row[self._byte_words])
+        possible: list[int] = []
+        asked: list[int] = []
+        for group, (way, tokens) in enumerate(zip(self.ways, self.tokens, strict=True)):
+            need = self._need[group]
+            if any(look is None or has(row, look) for look in self._sure[group]):
+                possible += tokens
+            elif not _is_unsure(way) or has(row, tokens[0]):
+                continue  # the mask says it all
+            elif way.kind == "escape" and not way.head:
+                single, several, _ = _first_bytes(way.text)
+                if (allowed & single).any():
+                    possible += tokens
+                elif (allowed & several).any():
+                    asked.append(group)
+            elif need is None or has(row, need):
+                asked.append(group)
+        return self._own.mask(possible), asked
 
 
 class _Looks:
-    """Places of a mask to look at; where there is none, nothing is found."""
+    """Places of a mask to look at."""
 
-    def __init__(self, tokens: list[int | None]) -> None:
-        ids = np.array([token or 0 for token in tokens], dtype=np.int64)
-        self._words, self._shifts = ids >> 5, (ids & 31).astype(np.int32)
-        self._there = np.array([token is not None for token in tokens], dtype=np.int32)
+    def __init__(self, tokens: list[int]) -> None:
+        ids = np.array(tokens, dtype=np.int64)
+        self._words = ids >> 5
+        self._bits = (np.uint32(1) << (ids & 31).astype(np.uint32)).view(np.int32)
 
     def at(self, row: np.ndarray) -> np.ndarray:
-        """The bits, int32."""
-        found: np.ndarray = (row[self._words] >> self._shifts) & self._there
+        """The bits, each in its place in a word: int32."""
+        found: np.ndarray = row.take(self._words)
+        found &= self._bits
         return found
 
 
@@ -124,20 +147,28 @@ def _is_unsure(way: Way) -> bool:
     return way.kind in ("escape", "number") or DELETE in way.head
 
 
-def _witnesses(way: Way) -> tuple[bytes, bytes | None]:
-    """What has to be possible for a way to be, and what shows that it is."""
+def bytes_of(words: np.ndarray) -> np.ndarray:
+    """Eight words of a mask as bool `[256]`."""
+    return np.unpackbits(words.view(np.uint8), bitorder="little").view(bool)
+
+
+def _witnesses(way: Way) -> tuple[bytes, list[bytes]]:
+    """What has to be possible for a way to be, and what shows that it is; `b""` always is."""
     if DELETE in way.head:
         escaped = way.head.replace(DELETE, _DELETE_ESCAPED)
         need = way.head.partition(DELETE)[0] + b"\\"  # or it is in the mask as it is
-        return need, escaped if way.kind in ("string", "outside") else None
+        return need, [escaped] if way.kind in ("string", "outside") else []
     if way.kind == "escape":
         ranges = spans(way.text)
         likely = [c for c in _PROBES if any(low <= ord(c) <= high for low, high in ranges)]
-        return way.head, way.head + usual(likely[0] if likely else chr(ranges[0][0]))
+        probes = likely[:1] or [chr(ranges[0][0])]
+        if way.head.endswith(b'"'):  # names and constants, which are in nearly every schema
+            probes += [c for c in _IN_NAMES if any(low <= ord(c) <= high for low, high in ranges)]
+        return way.head, [way.head + usual(c) for c in probes]
     if way.kind == "number":
         digits = way.text.lstrip("-")
-        return way.head + (b"0" if way.text[0] == "-" else digits[:1].encode()), None
-    return way.head, way.head
+        return way.head + (b"0" if way.text[0] == "-" else digits[:1].encode()), []
+    return way.head, [way.head]
 
 
 @dataclass
@@ -146,17 +177,17 @@ class HexTokens:
 
     Attributes:
         alone: Those that are nothing else.
-        with_rest: Those that go on with what is a token, too, in the usual spelling.
-        rests: These tokens.
-        with_plain_rest: Those that go on with characters that spell themselves in a string.
-        others: The rest.
+        with_rest: Those that go on as one token of the grammar's vocabulary would, int64.
+        rests: These tokens, int64.
+        others: Those with what spells itself neither alone nor so.
+        halves: Those that go on with a backslash.
     """
 
-    alone: list[int] = field(default_factory=list)
-    with_rest: list[int] = field(default_factory=list)
-    rests: list[int] = field(default_factory=list)
-    with_plain_rest: list[tuple[bytes, list[int]]] = field(default_factory=list)
-    others: list[int] = field(default_factory=list)
+    alone: list[int]
+    with_rest: np.ndarray
+    rests: np.ndarray
+    others: list[int]
+    halves: list[int]
 
 
 class SpellingTokens:
@@ -172,6 +203,7 @@ class SpellingTokens:
         self.byte_ids = range(first, first + 256)
         self._width = first + 256
         self.odd = {kind: self._odd(kind) for kind in ("outside", "string")}
+        self._hex = {missing: self._by_hex(missing) for missing in (1, 2, 3, 4)}
         self.extended = Vocabulary(
             [
                 *(*vocabulary.tokens, *[None] * padding),
@@ -218,7 +250,6 @@ class SpellingTokens:
             if (way := read("escape", "\\", p)) is not None and not self._literal(way, p)
             for token in ids
         ]
-        self.by_hex = lru_cache(4)(self._by_hex)
 
     def feed(self, native: GrammarState, data: bytes) -> bool:
         """Consume bytes in the grammar's state."""
@@ -238,6 +269,13 @@ class SpellingTokens:
     def takes_of(self, native: GrammarState, data: bytes) -> int:
         """How many of these bytes the grammar takes next, as they are."""
         return native.takes([self.byte_ids[byte] for byte in data])
+
+    def all_taken(self, native: GrammarState, tokens: np.ndarray) -> np.ndarray:
+        """Which of these tokens the grammar takes next: bool, of the same shape."""
+        if len(tokens) > _FEWER_THAN_A_MASK:
+            row = native.mask()
+            return row[tokens >> 5] >> (tokens & 31) & 1 != 0
+        return np.array([native.takes([token]) for token in tokens.tolist()], dtype=bool)
 
     def may_end(self, native: GrammarState, number: bytes) -> bool:
         """Whether a number may come next, and then its end."""
@@ -269,8 +307,7 @@ class SpellingTokens:
 
     def next_bytes(self, row: np.ndarray) -> np.ndarray:
         """Which bytes may come next by a mask: bool `[256]`."""
-        words = np.ascontiguousarray(row[self._byte_words])
-        return np.unpackbits(words.view(np.uint8), bitorder="little").view(bool)
+        return bytes_of(row[self._byte_words])
 
     def ends_by(self, row: np.ndarray) -> bool:
         """Whether what may end a number may come next."""
@@ -305,26 +342,43 @@ class SpellingTokens:
                 continue
             if way.kind != "number" or BEGUN.fullmatch(way.text):
                 found[way._replace(literal=False)] += ids
-        return Odd(self.own, found, self._token_of)
+        return Odd(self.own, found, self._token_of, self._byte_words)
+
+    def by_hex(self, missing: int) -> dict[str, HexTokens]:
+        """Tokens that begin with so many hexadecimal digits, or are fewer: by these digits, in
+        lower case.
+        """
+        return self._hex[missing]
 
     def _by_hex(self, missing: int) -> dict[str, HexTokens]:
-        """Tokens that begin with so many hexadecimal digits, or are fewer: by these digits."""
-        found: dict[str, HexTokens] = defaultdict(HexTokens)
+        alone: dict[str, list[int]] = defaultdict(list)
+        rests: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        others: dict[str, list[int]] = defaultdict(list)
+        halves: dict[str, list[int]] = defaultdict(list)
         for piece, ids in self.own.ids.items():
-            length = 0
-            while length < min(missing, len(piece)) and piece[length] in _HEX:
-                length += 1
-            if length and (length == missing or length == len(piece)):
-                rest, tokens = piece[length:], found[piece[:length].decode()]
-                if not rest:
-                    tokens.alone += ids
-                elif rest in self.own.ids and self._spells_itself(rest):
-                    tokens.with_rest += ids
-                    tokens.rests += [self.own.ids[rest][0]] * len(ids)
-                elif _SPECIAL.isdisjoint(rest):
-                    tokens.with_plain_rest.append((rest, ids))
-                else:
-                    tokens.others += ids
+            match = _DIGITS.match(piece)
+            if match is None or missing > match.end() != len(piece):
+                continue
+            length = min(missing, match.end())
+            digits, rest = piece[:length].decode().lower(), piece[length:]
+            way = read("string", "", rest)
+            if not rest:
+                alone[digits] += ids
+            elif way is None:
+                continue
+            elif way.kind in ("string", "outside") and DELETE not in way.head:
+                look = self._token_of(way.head)
+                rests[digits] += [(token, look) for token in ids]
+            else:
+                others[digits] += ids
+            if rest[:1] == b"\\":
+                halves[digits] += ids
+        found = {}
+        for digits in {*alone, *rests, *others}:
+            pairs = np.array(rests[digits], dtype=np.int64).reshape(-1, 2)
+            found[digits] = HexTokens(
+                alone[digits], pairs[:, 0], pairs[:, 1], others[digits], halves[digits]
+            )
         return found
 
     def _ids(self, chosen: Iterable[bytes]) -> np.ndarray:

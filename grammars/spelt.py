@@ -10,14 +10,14 @@ one look at the mask, since what they spell was made a token of the grammar's vo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 
 from guided_smc.grammars.begun_numbers import BegunNumber
 from guided_smc.grammars.matching import CompiledGrammar, GrammarState, check_shape, only_way
-from guided_smc.grammars.spelling import Kind, Way, spans, spelt_by, usual, written_out
+from guided_smc.grammars.spelling import DELETE, Kind, Way, spans, spelt_by, usual, written_out
 from guided_smc.grammars.spelling_tokens import has, run_of, spelling_tokens
 from guided_smc.vocabulary import Vocabulary
 
@@ -171,26 +171,29 @@ class CompiledSpelling:
         asked = [state.native for state in states]
         further: dict[int, int] = {}  # rows of a second state, by the first one's
         for i, state in enumerate(states):
-            second = self._second(state)
-            if second is not None:
-                further[i] = len(asked)
-                asked.append(second)
+            if state.kind == "number" or state.kind == "escape":
+                second = self._second(state)
+                if second is not None:
+                    further[i] = len(asked)
+                    asked.append(second)
         rows = self._rows(asked)
-        masks = bitmask
+        own_bits, width = self.tokens.own_bits, bitmask.shape[1]
         for i, state in enumerate(states):
-            row, second_row = rows[i], rows[further[i]] if i in further else None
-            out = np.bitwise_and(row[: masks.shape[1]], self.tokens.own_bits, out=masks[i])
-            if state.kind == "number":
-                behind = None if second_row is None else (asked[further[i]], second_row)
+            row, out = rows[i], bitmask[i]
+            np.bitwise_and(row[:width], own_bits, out=out)
+            if state.kind == "string" or state.kind == "outside":
+                if not usual_only:
+                    self._add_odd(state, row, out)
+            elif state.kind == "number":
+                behind = (asked[further[i]], rows[further[i]]) if i in further else None
                 if state.as_written:
                     behind = state.native, row
                 self._in_number(state, behind, out, usual_only=usual_only)
             elif state.kind == "escape":
-                self._in_escape(state, row, second_row, out)
-            elif not state.alive:
+                escaped = rows[further[i]] if i in further else None
+                self._in_escape(state, row, escaped, out)
+            else:
                 out[:] = 0
-            elif not usual_only:
-                self._add_odd(state, row, out)
 
     def _second(self, state: SpeltState) -> GrammarState | None:
         """Another state of the grammar whose mask is needed: behind a number, or a backslash."""
@@ -204,10 +207,9 @@ class CompiledSpelling:
         return escaped
 
     def _rows(self, asked: list[GrammarState]) -> np.ndarray:
-        words = -(-len(self.tokens.extended) // 32)
-        masks = np.empty((len(asked), words), dtype=np.int32)
-        self.grammar.fill_masks(asked, masks)
-        return masks
+        rows = np.empty((len(asked), self.grammar.tokens.words), dtype=np.int32)
+        self.grammar.fill_rows(asked, rows)
+        return rows
 
     def _own(self, row: np.ndarray) -> np.ndarray:
         """The bits of the model's own tokens, a copy."""
@@ -218,6 +220,8 @@ class CompiledSpelling:
         odd = self.tokens.odd[state.kind]
         mask, unsure = odd.possible(row)
         out |= mask
+        if not unsure:
+            return
         behind: dict[bytes, tuple[GrammarState, np.ndarray]] = {b"": (state.native, row)}
         for group in unsure:
             way, tokens = odd.ways[group], odd.tokens[group]
@@ -270,10 +274,19 @@ class CompiledSpelling:
         for token in np.concatenate(lists) if lists else ():
             if not has(out, token):
                 simple = tokens.simple.get(int(token))
-                sure = simple is not None and ends and text[-1:].isdigit()
-                if sure or (simple != "." and self._tries(state, token)):
+                if simple is not None and ends and text[-1:].isdigit():
+                    found.append(token)
+                elif simple != "." and self._goes_on(state, token):
                     found.append(token)
         _set(out, found)
+
+    def _goes_on(self, state: SpeltState, token: int) -> bool:
+        """Whether a token may come in a number, if the grammar does not take it as it is."""
+        piece = self.tokens.own.piece(token)
+        if len(run_of(piece)) == len(piece):
+            assert state.number is not None
+            return state.number.goes_on(state.text + piece.decode())
+        return self._tries(state, token)
 
     def _in_escape(
         self, state: SpeltState, row: np.ndarray, escaped: np.ndarray | None, out: np.ndarray
@@ -283,40 +296,42 @@ class CompiledSpelling:
             out &= tokens.slashes
             out |= self._own(escaped) & tokens.short_escapes
             found = [t for t in tokens.after_backslash if self._escapes(state, t, allowed)]
-        else:
+        elif len(state.text) in (6, 7):  # half of a pair
             out[:] = 0
-            found = list(self._in_hex(state, allowed))
+            start = b"\\u"[len(state.text) - 6 :]
+            found = [
+                token
+                for token in tokens.own.by_first_byte[start[0]].tolist()
+                if tokens.own.piece(token)[: len(start)] == start[: len(tokens.own.piece(token))]
+                and self._tries(state, token)
+            ]
+        else:
+            out[:] = tokens.own.mask(self._in_hex(state, allowed))
+            return
         _set(out, found)
 
-    def _in_hex(self, state: SpeltState, allowed: np.ndarray) -> Iterator[int]:
+    def _in_hex(self, state: SpeltState, allowed: np.ndarray) -> list[int]:
+        """The tokens that may come among the digits of an escape."""
         tokens, text = self.tokens, state.text
-        missing = (6 if len(text) <= 6 else 12) - len(text)
-        if len(text) in (6, 7):  # half of a pair
-            start = b"\\u"[len(text) - 6 :]
-            for token in tokens.own.by_first_byte[start[0]]:
-                if tokens.own.piece(token)[: len(start)] == start[: len(tokens.own.piece(token))]:
-                    yield from (token,) if self._tries(state, token) else ()
-            return
+        missing = (6 if len(text) < 6 else 12) - len(text)
+        possible: list[int] = []
         for digits, found in tokens.by_hex(missing).items():
             escape = text + digits
             if len(digits) == missing and (character := spelt_by(escape)) is not None:
-                native = state.native.fork()
-                if not tokens.feed(native, usual(character)):
+                spelt = usual(character)
+                if not (allowed[spelt[0]] or spelt == DELETE):
                     continue
-                yield from found.alone
-                if found.rests:
-                    row = native.mask()
-                    ids = np.array(found.rests)
-                    possible = np.flatnonzero((row[ids >> 5] >> (ids & 31)) & 1)
-                    yield from (found.with_rest[i] for i in possible.tolist())
-                for rest, tokens_with_rest in found.with_plain_rest:
-                    yield from tokens_with_rest if tokens.takes(native, rest) else ()
-                yield from (token for token in found.others if self._tries(state, token))
+                native = state.native.fork()
+                if not tokens.feed(native, spelt):
+                    continue
+                possible += found.alone
+                possible += found.with_rest[tokens.all_taken(native, found.rests)].tolist()
+                possible += [token for token in found.others if self._tries(state, token)]
             elif spans(escape) and tokens.may_become(state.native, escape, allowed):
-                yield from found.alone
+                possible += found.alone
                 # Behind half of a pair the other half may follow.
-                rests = (*found.with_rest, *found.others)
-                yield from (token for token in rests if self._tries(state, token))
+                possible += [token for token in found.halves if self._tries(state, token)]
+        return possible
 
     def _escapes(self, state: SpeltState, token: int, allowed: np.ndarray) -> bool:
         """Whether a token may come within an escape."""
