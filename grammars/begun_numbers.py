@@ -9,8 +9,6 @@ it; and a model would be led into numbers that only an exponent can save.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from guided_smc.grammars.matching import GrammarState
 from guided_smc.grammars.spelling import BEGUN, MOST_DIGITS, NUMBER, written_out
 from guided_smc.grammars.spelling_tokens import SpellingTokens
@@ -29,6 +27,7 @@ class BegunNumber:
         self._tokens = tokens
         self._possible: dict[str, bool] = {}
         self._ends: dict[str, GrammarState | None] = {}
+        self._most_zeros: dict[str, int] = {}
 
     def ended(self, text: str, native: GrammarState) -> GrammarState | None:
         """The grammar's state if the number ends so; not to be changed. None if it cannot.
@@ -43,6 +42,7 @@ class BegunNumber:
 
     def goes_on(self, text: str) -> bool:
         """Whether what the grammar does not take may become a number that it spells differently."""
+        text = text.replace("E", "e")
         if text not in self._possible:
             self._possible[text] = self._may_go_on(text)
         return self._possible[text]
@@ -68,41 +68,77 @@ class BegunNumber:
             return self._may_be(mantissa)
         if not self._tokens.takes(self._before, mantissa.encode()):
             return False
-        return any(map(self._may_be, self._with_exponent(mantissa, exponent[1:])))
+        return self._may_have_exponent(mantissa, exponent[1:])
 
     def _may_be(self, number: str | None) -> bool:
         """Whether this number, as the grammar writes it, may come and end."""
         return number is not None and self._tokens.may_end(self._before, number.encode())
 
-    def _with_exponent(self, mantissa: str, begun: str) -> Iterator[str | None]:
-        """What a mantissa becomes with the exponents that begin so, as far as the grammar goes."""
+    def _may_have_exponent(self, mantissa: str, begun: str) -> bool:
+        """Whether a mantissa becomes a number with some exponent that begins so."""
         sign = begun[:1] if begun[:1] in ("+", "-") else ""
         digits = begun[len(sign) :]
-        whole, _, fraction = mantissa.lstrip("-").partition(".")
+        minus = mantissa[: mantissa[0] == "-"]
+        whole, _, fraction = mantissa[len(minus) :].partition(".")
+        figures = (whole + fraction).lstrip("0")
+        near = range(-len(whole), len(fraction) + 1)  # the point does not leave the figures
         if not digits:
-            likely: Iterable[int] = (0, 1, 2, 3, -1, -2, -3)
-            yield from (written_out(f"{mantissa}e{n}") for n in likely if _has(sign, n))
-        figures = mantissa[: mantissa[0] == "-"] + (whole + fraction).lstrip("0")
-        zeros = self._zeros(figures)
-        most = len(fraction) + zeros
-        least = -len(whole) - self._zeros(mantissa[: mantissa[0] == "-"] + "0.")
-        if not digits:
-            every = sorted(range(least, most + 1), key=abs)
-            yield from (written_out(f"{mantissa}e{n}") for n in every if _has(sign, n))
-            return
+            likely = (n for n in sorted(near, key=abs) if _has(sign, n))
+            return (
+                any(self._may_be(written_out(f"{mantissa}e{n}")) for n in likely)
+                or (sign != "-" and self._may_end_with_zeros(minus + figures))
+                or (
+                    sign != "+"
+                    and self._may_end_behind_zeros(
+                        f"{minus}0.", (whole + fraction if whole != "0" else fraction).rstrip("0")
+                    )
+                )
+            )
+        most = len(fraction) + self._zeros(minus + figures)
+        least = -len(whole) - self._zeros(f"{minus}0.")
         first = int(digits[:9])
         for longer in range(4):
             for size in range(first * 10**longer, (first + 1) * 10**longer):
                 if size > max(most, -least):
                     break
                 power = -size if sign == "-" else size
-                if least <= power <= most:
-                    yield written_out(f"{mantissa}e{power}")
+                if least <= power <= most and self._may_be(written_out(f"{mantissa}e{power}")):
+                    return True
+        return False
+
+    def _may_end_with_zeros(self, beginning: str) -> bool:
+        """Whether a number that begins so may end behind zeros."""
+        native = self._before.fork()
+        tokens = self._tokens
+        if not tokens.feed(native, beginning.encode()):
+            return False
+        for _ in range(MOST_DIGITS - len(beginning.lstrip("-"))):
+            if not tokens.feed(native, b"0"):
+                return False
+            if tokens.may_end(native, b""):
+                return True
+        return False
+
+    def _may_end_behind_zeros(self, beginning: str, figures: str) -> bool:
+        """Whether a number that begins so may end with these figures behind zeros."""
+        native = self._before.fork()
+        tokens, end = self._tokens, figures.encode()
+        if not tokens.feed(native, beginning.encode()):
+            return False
+        for _ in range(MOST_DIGITS - len(figures)):
+            if not tokens.feed(native, b"0"):
+                return False
+            if tokens.may_end(native, end):
+                return True
+        return False
 
     def _zeros(self, beginning: str) -> int:
         """How many zeros the grammar takes behind the beginning of a number."""
-        data = beginning.encode()
-        return max(0, self._tokens.takes_of(self._before, data + b"0" * MOST_DIGITS) - len(data))
+        if beginning not in self._most_zeros:
+            data = beginning.encode()
+            taken = self._tokens.takes_of(self._before, data + b"0" * MOST_DIGITS)
+            self._most_zeros[beginning] = max(0, taken - len(data))
+        return self._most_zeros[beginning]
 
 
 def _has(sign: str, power: int) -> bool:

@@ -12,6 +12,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,6 +27,7 @@ from guided_smc.grammars.spelling import (
     beginnings,
     read,
     spans,
+    spelt_by,
     usual,
     written_out,
 )
@@ -103,7 +105,7 @@ class Odd:
         return pattern
 
     def _pattern(self, row: np.ndarray) -> tuple[np.ndarray, list[int]]:
-        allowed = bytes_of(row[self._byte_words])
+        allowed = bits_of(row[self._byte_words])
         possible: list[int] = []
         asked: list[int] = []
         for group, (way, tokens) in enumerate(zip(self.ways, self.tokens, strict=True)):
@@ -113,10 +115,10 @@ class Odd:
             elif not _is_unsure(way) or has(row, tokens[0]):
                 continue  # the mask says it all
             elif way.kind == "escape" and not way.head:
-                single, several, _ = _first_bytes(way.text)
-                if (allowed & single).any():
+                single, several = _first_bytes(way.text)
+                if allowed & single:
                     possible += tokens
-                elif (allowed & several).any():
+                elif any(allowed >> first & 1 for first in several):
                     asked.append(group)
             elif need is None or has(row, need):
                 asked.append(group)
@@ -147,9 +149,9 @@ def _is_unsure(way: Way) -> bool:
     return way.kind in ("escape", "number") or DELETE in way.head
 
 
-def bytes_of(words: np.ndarray) -> np.ndarray:
-    """Eight words of a mask as bool `[256]`."""
-    return np.unpackbits(words.view(np.uint8), bitorder="little").view(bool)
+def bits_of(words: np.ndarray) -> int:
+    """Words of a mask as the bits of one number."""
+    return int.from_bytes(words.tobytes(), "little")
 
 
 def _witnesses(way: Way) -> tuple[bytes, list[bytes]]:
@@ -166,6 +168,8 @@ def _witnesses(way: Way) -> tuple[bytes, list[bytes]]:
             probes += [c for c in _IN_NAMES if any(low <= ord(c) <= high for low, high in ranges)]
         return way.head, [way.head + usual(c) for c in probes]
     if way.kind == "number":
+        if way.text == "-":  # of 0, if of nothing else
+            return way.head + b"0", [way.head + bytes([ord("0"), end]) for end in _ENDS]
         digits = way.text.lstrip("-")
         return way.head + (b"0" if way.text[0] == "-" else digits[:1].encode()), []
     return way.head, [way.head]
@@ -190,6 +194,9 @@ class HexTokens:
     halves: list[int]
 
 
+_Begun: TypeAlias = list[tuple[str, HexTokens]]
+
+
 class SpellingTokens:
     """A vocabulary with more tokens: every byte, and what tokens in other spellings spell."""
 
@@ -204,6 +211,19 @@ class SpellingTokens:
         self._width = first + 256
         self.odd = {kind: self._odd(kind) for kind in ("outside", "string")}
         self._hex = {missing: self._by_hex(missing) for missing in (1, 2, 3, 4)}
+        self.within_escape = lru_cache(256)(self._within_escape)
+        slashes = [p for p in own.ids if p[:1] == b"/"]
+        plain = {p for p in slashes if self._spells_itself(p)}
+        self.slashes = self._mask(plain)
+        self.after_backslash = [
+            (token, *self._behind_backslash(way))
+            for p, ids in own.ids.items()
+            if (p[:1] == b"u" or (p[:1] == b"/" and p not in plain))
+            or (p[0] in _SHORT_ESCAPES and set(p[1:]) & _SPECIAL)
+            if (way := read("escape", "\\", p)) is not None and not self._literal(way, p)
+            for token in ids
+        ]
+        # All tokens that are added have been by now.
         self.extended = Vocabulary(
             [
                 *(*vocabulary.tokens, *[None] * padding),
@@ -239,17 +259,6 @@ class SpellingTokens:
         }
         """Tokens that are possible behind any number that may end there."""
         self.short_escapes = self._mask(p for p in own.ids if p[0] in _SHORT_ESCAPES)
-        slashes = [p for p in own.ids if p[:1] == b"/"]
-        plain = {p for p in slashes if self._spells_itself(p)}
-        self.slashes = self._mask(plain)
-        self.after_backslash = [
-            token
-            for p, ids in own.ids.items()
-            if (p[:1] == b"u" or (p[:1] == b"/" and p not in plain))
-            or (p[0] in _SHORT_ESCAPES and set(p[1:]) & _SPECIAL)
-            if (way := read("escape", "\\", p)) is not None and not self._literal(way, p)
-            for token in ids
-        ]
 
     def feed(self, native: GrammarState, data: bytes) -> bool:
         """Consume bytes in the grammar's state."""
@@ -272,42 +281,43 @@ class SpellingTokens:
 
     def all_taken(self, native: GrammarState, tokens: np.ndarray) -> np.ndarray:
         """Which of these tokens the grammar takes next: bool, of the same shape."""
+        if not len(tokens):
+            return np.zeros(0, dtype=bool)
         if len(tokens) > _FEWER_THAN_A_MASK:
             row = native.mask()
             return row[tokens >> 5] >> (tokens & 31) & 1 != 0
         return np.array([native.takes([token]) for token in tokens.tolist()], dtype=bool)
 
     def may_end(self, native: GrammarState, number: bytes) -> bool:
-        """Whether a number may come next, and then its end."""
+        """Whether a number, or what is left of one, may come next, and then its end."""
+        if not number and native.accepting:  # perhaps of all
+            return True
         if not self.takes(native, number):
             return False
         ids = [self.byte_ids[byte] for byte in number]
         return any(native.takes([*ids, end]) > len(ids) for end in self.ends)
 
-    def may_become(
-        self, native: GrammarState, escape: str, allowed: np.ndarray | None = None
-    ) -> bool:
+    def may_become(self, native: GrammarState, escape: str, allowed: int | None = None) -> bool:
         """Whether an escape in a string may become a character that the grammar takes.
 
         Args:
             native: The grammar's state in front of the escape.
             escape: As far as it goes.
-            allowed: The bytes that may come there, if they are known: bool `[256]`.
+            allowed: The bytes that may come there, as bits, if they are known.
         """
         if allowed is None:
             allowed = self.next_bytes(native.mask())
-        single, several, longer = _first_bytes(escape)
-        if (allowed & single).any():
-            return True
-        return any(
+        single, several = _first_bytes(escape)
+        return bool(allowed & single) or any(
             self.takes(native, start)
-            for first in np.flatnonzero(allowed & several).tolist()
-            for start in longer[first]
+            for first, starts in several.items()
+            if allowed >> first & 1
+            for start in starts
         )
 
-    def next_bytes(self, row: np.ndarray) -> np.ndarray:
-        """Which bytes may come next by a mask: bool `[256]`."""
-        return bytes_of(row[self._byte_words])
+    def next_bytes(self, row: np.ndarray) -> int:
+        """Which bytes may come next by a mask, as bits."""
+        return bits_of(row[self._byte_words])
 
     def ends_by(self, row: np.ndarray) -> bool:
         """Whether what may end a number may come next."""
@@ -344,11 +354,32 @@ class SpellingTokens:
                 found[way._replace(literal=False)] += ids
         return Odd(self.own, found, self._token_of, self._byte_words)
 
-    def by_hex(self, missing: int) -> dict[str, HexTokens]:
-        """Tokens that begin with so many hexadecimal digits, or are fewer: by these digits, in
-        lower case.
+    def _behind_backslash(self, way: Way) -> tuple[Way, int | None, bool]:
+        """What a token does behind a backslash, what shows that it may come (and, if it does not
+        end in an escape or number, that it may not), and whether that is a token behind the
+        backslash or in front of it.
         """
-        return self._hex[missing]
+        _, sure = _witnesses(way)
+        if not way.head or DELETE in way.head or not sure:
+            return way, None, False
+        behind = sure[0][:1] == b"\\"
+        return way, self._token_of(sure[0][behind:]), behind
+
+    def _within_escape(self, text: str) -> tuple[list[tuple[bytes, HexTokens]], _Begun]:
+        """The tokens that begin with digits of an escape, as far as it goes.
+
+        Returns:
+            Those that complete it, by what it then spells; the others, by what it has become.
+        """
+        complete, begun = [], []
+        missing = (6 if len(text) < 6 else 12) - len(text)
+        for digits, found in self._hex[missing].items():
+            escape = text + digits
+            if len(digits) == missing and (character := spelt_by(escape)) is not None:
+                complete.append((usual(character), found))
+            elif spans(escape) and (found.alone or found.halves):
+                begun.append((escape, found))
+        return complete, begun
 
     def _by_hex(self, missing: int) -> dict[str, HexTokens]:
         alone: dict[str, list[int]] = defaultdict(list)
@@ -389,22 +420,20 @@ class SpellingTokens:
 
 
 @lru_cache(4096)
-def _first_bytes(escape: str) -> tuple[np.ndarray, np.ndarray, dict[int, list[bytes]]]:
-    """What may begin the characters of an escape: single bytes, and first ones of several.
+def _first_bytes(escape: str) -> tuple[int, dict[int, list[bytes]]]:
+    """What may begin the characters of an escape.
 
     Returns:
-        Both as bool `[256]`, and the several bytes by their first.
+        The single bytes, as bits, and beginnings of several bytes by their first.
     """
-    single, several = np.zeros(256, dtype=bool), np.zeros(256, dtype=bool)
-    longer: dict[int, list[bytes]] = defaultdict(list)
+    single = 0
+    several: dict[int, list[bytes]] = defaultdict(list)
     for start in (start for span in spans(escape) for start in beginnings(*span)):
         if len(start) == 1:
-            single[start[0]] = True
+            single |= 1 << start[0]
         if len(start) > 1 or start == DELETE:
-            first = _DELETE_ESCAPED[0] if start == DELETE else start[0]
-            several[first] = True
-            longer[first].append(start)
-    return single, several, dict(longer)
+            several[_DELETE_ESCAPED[0] if start == DELETE else start[0]].append(start)
+    return single, dict(several)
 
 
 def run_of(piece: bytes) -> bytes:

@@ -17,7 +17,7 @@ import numpy as np
 
 from guided_smc.grammars.begun_numbers import BegunNumber
 from guided_smc.grammars.matching import CompiledGrammar, GrammarState, check_shape, only_way
-from guided_smc.grammars.spelling import DELETE, Kind, Way, spans, spelt_by, usual, written_out
+from guided_smc.grammars.spelling import DELETE, Kind, Way, written_out
 from guided_smc.grammars.spelling_tokens import has, run_of, spelling_tokens
 from guided_smc.vocabulary import Vocabulary
 
@@ -274,9 +274,9 @@ class CompiledSpelling:
         for token in np.concatenate(lists) if lists else ():
             if not has(out, token):
                 simple = tokens.simple.get(int(token))
-                if simple is not None and ends and text[-1:].isdigit():
-                    found.append(token)
-                elif simple != "." and self._goes_on(state, token):
+                if (simple is not None and ends and text[-1:].isdigit()) or (
+                    simple != "." and self._goes_on(state, token)
+                ):
                     found.append(token)
         _set(out, found)
 
@@ -295,7 +295,17 @@ class CompiledSpelling:
         if escaped is not None:
             out &= tokens.slashes
             out |= self._own(escaped) & tokens.short_escapes
-            found = [t for t in tokens.after_backslash if self._escapes(state, t, allowed)]
+            found = []
+            for token, way, look, behind in tokens.after_backslash:
+                if look is not None and has(escaped if behind else row, look):
+                    possible = True
+                elif way.kind == "escape" and not way.head:
+                    possible = tokens.may_become(state.native, way.text, allowed)
+                else:
+                    decided = look is not None and way.kind in ("string", "outside")
+                    possible = not decided and self._tries(state, token)
+                if possible:
+                    found.append(token)
         elif len(state.text) in (6, 7):  # half of a pair
             out[:] = 0
             start = b"\\u"[len(state.text) - 6 :]
@@ -310,35 +320,30 @@ class CompiledSpelling:
             return
         _set(out, found)
 
-    def _in_hex(self, state: SpeltState, allowed: np.ndarray) -> list[int]:
+    def _in_hex(self, state: SpeltState, allowed: int) -> list[int]:
         """The tokens that may come among the digits of an escape."""
-        tokens, text = self.tokens, state.text
-        missing = (6 if len(text) < 6 else 12) - len(text)
+        tokens = self.tokens
+        complete, begun = tokens.within_escape(state.text)
         possible: list[int] = []
-        for digits, found in tokens.by_hex(missing).items():
-            escape = text + digits
-            if len(digits) == missing and (character := spelt_by(escape)) is not None:
-                spelt = usual(character)
-                if not (allowed[spelt[0]] or spelt == DELETE):
-                    continue
+        for spelt, found in complete:
+            if spelt != DELETE and not allowed >> spelt[0] & 1:
+                continue
+            if not len(found.rests):
+                if (len(spelt) == 1 and spelt != DELETE) or tokens.takes(state.native, spelt):
+                    possible += found.alone
+            else:
                 native = state.native.fork()
                 if not tokens.feed(native, spelt):
                     continue
                 possible += found.alone
                 possible += found.with_rest[tokens.all_taken(native, found.rests)].tolist()
-                possible += [token for token in found.others if self._tries(state, token)]
-            elif spans(escape) and tokens.may_become(state.native, escape, allowed):
+            possible += [token for token in found.others if self._tries(state, token)]
+        for escape, found in begun:
+            if tokens.may_become(state.native, escape, allowed):
                 possible += found.alone
                 # Behind half of a pair the other half may follow.
                 possible += [token for token in found.halves if self._tries(state, token)]
         return possible
-
-    def _escapes(self, state: SpeltState, token: int, allowed: np.ndarray) -> bool:
-        """Whether a token may come within an escape."""
-        way = self.tokens.way(state.kind, state.text, self.tokens.own.piece(token))
-        if way is not None and way.kind == "escape" and not way.head:
-            return self.tokens.may_become(state.native, way.text, allowed)
-        return self._tries(state, token)
 
 
 def _set(mask: np.ndarray, tokens: Iterable[int]) -> None:
