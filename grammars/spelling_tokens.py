@@ -36,6 +36,7 @@ from guided_smc.vocabulary import Vocabulary
 _ENDS = b",}] \n\t\r"
 """Behind a number."""
 
+_IN_NUMBERS = frozenset(b"0123456789.eE+-")
 _RUN = re.compile(rb"[0-9.eE+\-]*")
 _SIGNED = re.compile(rb"[+-]?[0-9]*")
 _ZEROS = re.compile(rb"[0-9]*0")
@@ -45,6 +46,7 @@ _SPECIAL = frozenset(b'"\\' + DELETE)
 _SHORT_ESCAPES = frozenset(b'"\\bfnrt')
 _DELETES = re.compile(rb"(\x7f)")
 _DELETE_ESCAPED = rb"\u007f"
+_HEX = frozenset(b"0123456789abcdefABCDEF")
 _DIGITS = re.compile(rb"[0-9a-fA-F]{1,4}")
 _PROBES = "a 0é—"
 """Characters that may come in most places where any may."""
@@ -57,6 +59,7 @@ _MOST_PATTERNS = 256
 _FEWER_THAN_A_MASK = 8
 """Tokens that are asked about one by one faster than by a mask."""
 
+_OUTSIDE = frozenset(b' \t\r\n{}[],:truefalsn-0123456789"')
 _ODD_IN_OUTSIDE = re.compile(rb'[ \t\r\n{}\[\],:truefalsn]*(?:-?[0-9][0-9.eE+\-]*|-|"|\Z)')
 """What a token that begins outside of a string may look like up to its first number or string."""
 
@@ -210,7 +213,8 @@ class SpellingTokens:
         self.byte_ids = range(first, first + 256)
         self._width = first + 256
         self.odd = {kind: self._odd(kind) for kind in ("outside", "string")}
-        self._hex = {missing: self._by_hex(missing) for missing in (1, 2, 3, 4)}
+        begun = {p: m.end() for p in own.ids if p[0] in _HEX and (m := _DIGITS.match(p))}
+        self._hex = {missing: self._by_hex(missing, begun) for missing in (1, 2, 3, 4)}
         self.within_escape = lru_cache(256)(self._within_escape)
         slashes = [p for p in own.ids if p[:1] == b"/"]
         plain = {p for p in slashes if self._spells_itself(p)}
@@ -234,7 +238,7 @@ class SpellingTokens:
         )
         self.ends = [*(self.byte_ids[byte] for byte in _ENDS), vocabulary.eos_ids[0]]
         self.own_bits = own.mask(t for ids in own.ids.values() for t in ids)
-        runs = {piece: run for piece in own.ids if (run := run_of(piece))}
+        runs = {piece: run_of(piece) for piece in own.ids if piece[0] in _IN_NUMBERS}
         self.numeric = self._mask(runs)
         ending = {
             piece: run
@@ -342,7 +346,7 @@ class SpellingTokens:
         found: dict[Way, list[int]] = defaultdict(list)
         for piece, ids in self.own.ids.items():
             if kind == "outside":
-                possible = _ODD_IN_OUTSIDE.match(piece) is not None
+                possible = piece[0] in _OUTSIDE and _ODD_IN_OUTSIDE.match(piece) is not None
             else:
                 possible = b"\\" in piece or b'"' in piece or DELETE in piece
             if not possible:
@@ -381,16 +385,21 @@ class SpellingTokens:
                 begun.append((escape, found))
         return complete, begun
 
-    def _by_hex(self, missing: int) -> dict[str, HexTokens]:
+    def _by_hex(self, missing: int, begun: dict[bytes, int]) -> dict[str, HexTokens]:
+        """Tokens that begin with so many digits, or are fewer: by the digits, in lower case.
+
+        Args:
+            missing: Digits of an escape.
+            begun: Pieces that begin with some, and with how many.
+        """
         alone: dict[str, list[int]] = defaultdict(list)
         rests: dict[str, list[tuple[int, int]]] = defaultdict(list)
         others: dict[str, list[int]] = defaultdict(list)
         halves: dict[str, list[int]] = defaultdict(list)
-        for piece, ids in self.own.ids.items():
-            match = _DIGITS.match(piece)
-            if match is None or missing > match.end() != len(piece):
+        for piece, has_digits in begun.items():
+            if missing > has_digits != len(piece):
                 continue
-            length = min(missing, match.end())
+            ids, length = self.own.ids[piece], min(missing, has_digits)
             digits, rest = piece[:length].decode().lower(), piece[length:]
             way = read("string", "", rest)
             if not rest:

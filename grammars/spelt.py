@@ -274,9 +274,8 @@ class CompiledSpelling:
         for token in np.concatenate(lists) if lists else ():
             if not has(out, token):
                 simple = tokens.simple.get(int(token))
-                if (simple is not None and ends and text[-1:].isdigit()) or (
-                    simple != "." and self._goes_on(state, token)
-                ):
+                sure = simple is not None and ends and text[-1:].isdigit()
+                if sure or (simple != "." and self._goes_on(state, token)):
                     found.append(token)
         _set(out, found)
 
