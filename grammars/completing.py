@@ -24,6 +24,7 @@ from guided_smc.errors import ConstraintError
 from guided_smc.grammars.characters import usual_masks
 from guided_smc.grammars.matching import GrammarState
 from guided_smc.grammars.pieces import Pieces
+from guided_smc.grammars.spelt import SpeltState
 from guided_smc.potentials import CompiledConstraint, Unmasked
 
 _KINDS = b"}])>\"'`0;.,:aA_=/+-*{[(<\n \\#$%&!?@^|~"
@@ -117,12 +118,11 @@ class Completions:
     def __init__(self, compiled: CompiledConstraint, own: Pieces) -> None:
         self._compiled = compiled
         self.own = own
-        alphabet = sorted({byte for piece in own.ids for byte in piece})
-        self._alphabet = sum(1 << byte for byte in alphabet)
+        self._alphabet = sum(1 << byte for byte in own.alphabet)
         self._viable = compiled.viable if isinstance(compiled, Unmasked) else None
         self._fill = usual_masks(compiled)
         self._words = np.empty((1, 9), dtype=np.int32)
-        self.small = len(alphabet) <= _FEW
+        self.small = len(own.alphabet) <= _FEW
         self._map = _Map()
         self._learn()
         self._map.explore(self)
@@ -159,7 +159,7 @@ class Completions:
 
     def completes(self, state: Any, data: bytes) -> bool:
         """Whether the text becomes a member by these bytes."""
-        if isinstance(state, GrammarState):
+        if isinstance(state, GrammarState | SpeltState):
             try:
                 return state.completed_by(data)
             except ConstraintError:
@@ -281,7 +281,7 @@ class Completions:
     def allowed(self, state: Any) -> int:
         """The next bytes, as the bits of a number."""
         try:
-            if isinstance(state, GrammarState):
+            if isinstance(state, GrammarState | SpeltState):
                 return state.allowed_bits() & self._alphabet
             self._fill([state], self._words)
         except ConstraintError:

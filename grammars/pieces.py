@@ -80,6 +80,11 @@ class Pieces:
         return place < len(self._sorted) and self._sorted[place].startswith(data)
 
     @cached_property
+    def alphabet(self) -> bytes:
+        """The bytes that tokens consist of."""
+        return bytes(sorted(set(b"".join(self.ids))))
+
+    @cached_property
     def _sorted(self) -> list[bytes]:
         return sorted(self.ids)
 

@@ -91,6 +91,33 @@ class SpeltState:
             self.kind = "dead"
         return taken
 
+    def allowed_bits(self) -> int:
+        """The mask as the bits of a number, for vocabularies of few tokens; without other spellings
+        where the text may go on in the usual one.
+
+        Raises:
+            ConstraintError: The mask would cost more than the limits allow.
+        """
+        compiled = self._compiled
+        if self.kind == "string" or self.kind == "outside":
+            return self.native.allowed_bits() & compiled.own_bits
+        mask = np.empty((1, len(compiled.tokens.own_bits)), dtype=np.int32)
+        compiled.fill_usual_masks([self], mask)
+        return int.from_bytes(mask.tobytes(), "little")
+
+    def completed_by(self, data: bytes) -> bool:
+        """Whether the text becomes a member of the language by these bytes. Errors as `advance`."""
+        compiled = self._compiled
+        if self.kind == "string" or self.kind == "outside":
+            way = compiled.tokens.way(self.kind, "", data)
+            if way is None:
+                return False
+            if way.literal and way.kind == "outside":
+                return self.native.completed_by([compiled.tokens.byte_ids[byte] for byte in data])
+        state = self.fork()
+        ids = compiled.tokens.own.ids
+        return all(state.advance(ids[bytes([b])][0]) for b in data) and state.accepting
+
     def forced(self) -> list[int]:
         """The tokens that are the only way on, as far as there is no choice and no end."""
         return only_way(self._compiled.fill_masks, self, len(self._compiled.tokens.own_bits))
@@ -142,6 +169,7 @@ class CompiledSpelling:
     def __init__(self, bind: Callable[[Vocabulary], CompiledGrammar], vocabulary: Vocabulary):
         self.tokens = spelling_tokens(vocabulary)
         self.grammar = bind(self.tokens.extended)
+        self.own_bits = int.from_bytes(self.tokens.own_bits.tobytes(), "little")
 
     def start(self) -> SpeltState:
         """The state before the first token."""
