@@ -15,7 +15,7 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -123,15 +123,21 @@ class Completions:
         self._fill = usual_masks(compiled)
         self._words = np.empty((1, 9), dtype=np.int32)
         self.small = len(own.alphabet) <= _FEW
-        self._map = _Map()
-        self._learn()
-        self._map.explore(self)
-        self._learn()
+        self._unmapped = _Map()
 
-    def _learn(self) -> None:
-        known = self.greedy(self.start())
+    @cached_property
+    def _map(self) -> _Map:
+        """Made when it is needed: it takes a tenth of a second and more."""
+        found = _Map()
+        self._learn(found)
+        found.explore(self)
+        self._learn(found)
+        return found
+
+    def _learn(self, found: _Map) -> None:
+        known = self._greedy(self.start(), None, found)
         if known is not None:
-            self._map.learn(self, known)
+            found.learn(self, known)
 
     @property
     def members(self) -> list[bytes]:
@@ -167,13 +173,17 @@ class Completions:
         end = self.after(state, data)
         return end is not None and bool(end.accepting)
 
-    def greedy(self, state: Any, room: int | None = None) -> bytes | None:
+    def greedy(self, state: Any, room: int | None = None, *, mapped: bool = True) -> bytes | None:
         """A completion, found by taking at each place the byte that leads to the end on the map.
 
         Args:
             state: Of the text.
             room: Tokens that it may take.
+            mapped: False does without the map, and takes bytes that tend to end things.
         """
+        return self._greedy(state, room, self._map if mapped else self._unmapped)
+
+    def _greedy(self, state: Any, room: int | None, by: _Map) -> bytes | None:
         found = bytearray()
         longest = _LONGEST_GREEDY if room is None else min(_LONGEST_GREEDY, 16 + 8 * room)
         last, before, skipped = 0, 0, 0
@@ -184,7 +194,7 @@ class Completions:
             # Some loop, such as that of an identifier or of spaces: leave by another way.
             skipped = skipped + 1 if view.allowed == last else 0
             last, before, left, taken = view.allowed, view.choice, skipped, None
-            for byte in self._map.order(view):
+            for byte in by.order(view):
                 if self._viable is not None and not self._viable(state, byte):
                     continue
                 taken = byte

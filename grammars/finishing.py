@@ -94,17 +94,25 @@ def within(
     if not _can_be_searched(constraint):
         return compiled, ()
     search = _search(constraint, vocabulary)
-    if search.shortest is None:
+    if search.quick is not None and search.quick.tokens <= _enough(max_tokens):
+        return Searching(compiled, search, max_tokens, (search.quick,)), ()
+    if not search.first:
         return compiled, (
             f"{constraint.name}: no text was found by looking ahead, so that nothing is known of "
             "how to end in time",
         )
-    if search.shortest.tokens > max_tokens:
+    shortest = search.first[0].tokens
+    if shortest > max_tokens:
         return compiled, (
-            f"{constraint.name}: the shortest text that was found has {search.shortest.tokens} "
-            f"tokens, more than max_tokens={max_tokens}",
+            f"{constraint.name}: the shortest text that was found has {shortest} tokens, more "
+            f"than max_tokens={max_tokens}",
         )
-    return Searching(compiled, search, max_tokens), ()
+    return Searching(compiled, search, max_tokens, search.first), ()
+
+
+def _enough(left: int) -> int:
+    """Tokens of a known completion with which the room is not scarce yet."""
+    return (left - _ROOM - 1) // 2
 
 
 # -- exactly -------------------------------------------------------------------------------------
@@ -217,8 +225,15 @@ class Outlook:
 class Searching:
     """A constraint, without texts for which no end in time is found. `Unmasked` near the end."""
 
-    def __init__(self, compiled: CompiledConstraint, search: Search, max_tokens: int) -> None:
+    def __init__(
+        self,
+        compiled: CompiledConstraint,
+        search: Search,
+        max_tokens: int,
+        first: tuple[Plan, ...],
+    ) -> None:
         self._compiled = compiled
+        self._first = first
         self._asked = compiled if isinstance(compiled, Unmasked) else None
         self._search = search
         self._max_tokens = max_tokens
@@ -232,8 +247,8 @@ class Searching:
             inner=self._compiled.start(),
             left=self._max_tokens,
             text=search.start,
-            plans=search.first,
-            tails=search.tails_of(search.first),
+            plans=self._first,
+            tails=search.tails_of(self._first),
             planned=self._max_tokens,
             written=b"",
             pieces=search.own,
@@ -329,7 +344,14 @@ class Searching:
         if text is None:  # the constraint's own state is dead, too
             return False
         rests = [p.data[len(written) :] for p in state.plans if p.data.startswith(written)]
-        plans = search.plans(text, state.left, state.tails, tuple(rests), written[-_HINTS:])
+        plans = search.plans(
+            text,
+            state.left,
+            state.tails,
+            tuple(rests),
+            written[-_HINTS:],
+            max(-1, _enough(state.left)),
+        )
         if plans or although_none:
             state.text, state.plans = text, plans
             state.tails = search.tails_of(plans) if plans else state.tails

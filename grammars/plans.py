@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from guided_smc.grammars.completing import Completions
@@ -20,6 +20,9 @@ _LOOKED_AT_FIRST = 400
 
 _ALL = 2000
 """The same where there are so few bytes that all can be tried."""
+
+_QUICK = 16
+"""Tokens of a completion that is looked for without a map."""
 
 _FAR = 10**6
 """Tokens: more than any text has."""
@@ -67,11 +70,10 @@ class Search:
     give the same text again.
 
     Attributes:
-        shortest: Of the empty text; None if no member was found.
         own: The model's tokens.
         completions: The search over bytes.
         start: The empty text.
-        tails: Ends of short members, which may serve elsewhere.
+        quick: Some member, found without a map of the language; None if that found none.
     """
 
     def __init__(self, constraint: Constraint, own: Pieces) -> None:
@@ -80,11 +82,22 @@ class Search:
         self.start = Text(b"", self.completions.start())
         self.plans = lru_cache(256)(self._plans)
         self.fits = lru_cache(4096)(self._fits)
-        members = [m for m in self.completions.members[:_MEMBERS] if self._plan(m)]
-        self.tails: tuple[Plan, ...] = ()
-        self.tails = self.tails_of([Plan(m, own.fewest(m) or 0) for m in members])
-        self.first = self.plans(self.start, _FAR, (), tuple(members))
-        self.shortest = self.first[0] if self.first else None
+        self.quick = self._quickly(self.start)
+
+    @cached_property
+    def members(self) -> tuple[bytes, ...]:
+        """Some short members that the model's tokens spell."""
+        return tuple(m for m in self.completions.members[:_MEMBERS] if self._plan(m))
+
+    @cached_property
+    def tails(self) -> tuple[Plan, ...]:
+        """Ends of short members, which may serve everywhere."""
+        return self.tails_of([Plan(m, self.own.fewest(m) or 0) for m in self.members])
+
+    @cached_property
+    def first(self) -> tuple[Plan, ...]:
+        """Members, those with the fewest tokens first."""
+        return self.plans(self.start, _FAR, (), self.members)
 
     def after(self, text: Text, data: bytes) -> Text | None:
         """A text after more bytes; None if no member begins like this."""
@@ -98,6 +111,7 @@ class Search:
         tails: tuple[Plan, ...],
         more: tuple[bytes, ...],
         hints: bytes = b"",
+        enough: int = -1,
     ) -> tuple[Plan, ...]:
         """Completions of a text, those with the fewest tokens first.
 
@@ -107,8 +121,15 @@ class Search:
             tails: Completions that may be some of this text.
             more: Completions of this text that are known.
             hints: Bytes that may help to complete it.
+            enough: With a completion of so many tokens that is found at once, no other is looked
+                for.
         """
-        known = [*more, *(t.data for t in tails if self.completions.completes(text.state, t.data))]
+        if enough >= 0 and self.quick is not None:  # else it is no use anywhere
+            quick = self._quickly(text, min(enough, _QUICK))
+            if quick is not None and quick.tokens <= enough:
+                return self._ranked([*more, quick.data])
+        every = self._with_own(tails)
+        known = [*more, *(t.data for t in every if self.completions.completes(text.state, t.data))]
         if (greedy := self.completions.greedy(text.state)) is not None:
             known.append(greedy)
         plans = self._ranked(known)
@@ -120,18 +141,27 @@ class Search:
                 room=min(room, fewest - 1 if small else fewest),
                 at_most=_ALL if small else (_LOOKED_AT if plans else _LOOKED_AT_FIRST),
                 wanted=_WANTED,
-                tails=[plan.data for plan in (plans or tails)[:2]],
+                tails=[plan.data for plan in (plans or every)[:2]],
                 hints=hints,
             )
             plans = self._ranked([*known, *found.ends])
         return plans
+
+    def _quickly(self, text: Text, room: int | None = None) -> Plan | None:
+        data = self.completions.greedy(text.state, room, mapped=False)
+        return None if data is None else self._plan(data)
+
+    def _with_own(self, tails: tuple[Plan, ...]) -> tuple[Plan, ...]:
+        """Ends of plans, and this language's own ends."""
+        known = {tail.data for tail in tails}
+        return (*tails, *(tail for tail in self.tails if tail.data not in known))
 
     def _ranked(self, known: Sequence[bytes]) -> tuple[Plan, ...]:
         plans = [plan for data in dict.fromkeys(known) if (plan := self._plan(data))]
         return tuple(sorted(plans, key=lambda plan: (plan.tokens, len(plan.data)))[:_WANTED])
 
     def tails_of(self, plans: Sequence[Plan]) -> tuple[Plan, ...]:
-        """How completions end, those with the fewest tokens first, and this language's own ends."""
+        """How completions end, those with the fewest tokens first."""
         found: dict[bytes, Plan] = {}
         for plan in plans:
             if plan.data:
@@ -139,8 +169,9 @@ class Search:
             for place in range(max(1, len(plan.data) - _LONGEST_TAIL), len(plan.data)):
                 if (tail := self._plan(plan.data[place:])) is not None:
                     found.setdefault(tail.data, tail)
-        ranked = sorted(found.values(), key=lambda plan: (plan.tokens, len(plan.data)))[:_TAILS]
-        return (*ranked, *(tail for tail in self.tails if tail.data not in found))
+        return tuple(
+            sorted(found.values(), key=lambda plan: (plan.tokens, len(plan.data)))[:_TAILS]
+        )
 
     def _fits(self, text: Text, written: bytes, tails: tuple[Plan, ...], room: int) -> bool | None:
         """Whether some completion takes no more tokens than there is room for.
@@ -161,7 +192,7 @@ class Search:
         if after.accepting:
             return True
         allowed = looking.allowed(after)
-        for tail in tails:
+        for tail in self._with_own(tails):
             starts = tail.tokens <= room and allowed >> tail.data[0] & 1
             if starts and looking.completes(after, tail.data):
                 return True
