@@ -26,6 +26,7 @@ from guided_smc.potentials import (
     Completion,
     ConstraintState,
     Potential,
+    Pulling,
     Unmasked,
 )
 from guided_smc.resampling import (
@@ -107,6 +108,7 @@ class Population(Generic[T]):
         capacity: The most that N can become.
         agreement: How well the draft has agreed with the target so far, over restarts too.
         unmasked: The constraint, if its masks need `viable` besides them.
+        pulling: The same, if it says which tokens are worth proposing.
         given_up: The probability left untried by each draw that gave up.
         log_evidence: float64 `[M]`, of each island up to its last resampling.
         luck: float64 `[families]`, see `Families`.
@@ -139,7 +141,9 @@ class Population(Generic[T]):
         self.restarts = 0
         self.agreement = Agreement()
         constraint = request.constraint
+        # Once: such a look at a protocol takes longer than many a mask.
         self.unmasked = constraint if isinstance(constraint, Unmasked) else None
+        self.pulling = constraint if isinstance(constraint, Pulling) else None
         self.given_up: list[float] = []
         self.cut_short = False
         self.doubted: list[float] = []

@@ -39,7 +39,6 @@ import numpy as np
 import torch
 
 from guided_smc.population import Population
-from guided_smc.potentials import Pulling
 
 SURVEYED = 8
 """The heaviest tokens are tested whatever is drawn, so many at most ..."""
@@ -246,7 +245,8 @@ def redraw(
             row = model_row = weights[r].cpu().numpy()
             if np.isnan(row).any():
                 continue
-            if isinstance(constraint, Pulling) and (pull := constraint.pull(state)) is not None:
+            pulling = population.pulling
+            if pulling is not None and (pull := pulling.pull(state)) is not None:
                 favourite = int(row.argmax())
                 if favourite not in eos and not constraint.viable(state, favourite):
                     row = _pulled(row, *pull)
@@ -275,8 +275,8 @@ def _pulled(weights: np.ndarray, tokens: np.ndarray, share: float) -> np.ndarray
 
 def _doubt(population: Population[Any], slot: int, weights: np.ndarray | None) -> None:
     """Note how much of the weight was refused without being sure."""
-    constraint, state = population.unmasked, population.states[slot]
-    if not isinstance(constraint, Pulling):
+    constraint, state = population.pulling, population.states[slot]
+    if constraint is None:
         return
     doubted = constraint.doubted(state)
     if doubted is None:
@@ -291,7 +291,7 @@ def _draw_for(
 ) -> Draw:
     constraint, state = population.unmasked, population.states[slot]
     assert constraint is not None
-    known = constraint.known(state) if isinstance(constraint, Pulling) else ()
+    known = () if population.pulling is None else population.pulling.known(state)
     found = draw_viable(
         weights,
         lambda token: constraint.viable(state, token),
