@@ -159,6 +159,18 @@ def test_only_a_run_that_lost_a_text_to_the_cap_tells_that_its_end_was_not_fores
         assert found.warnings == (("nothing was known",) if lost else ())
 
 
+def test_how_a_language_ends_is_explored_only_when_the_room_gets_scarce():
+    compiled, _ = within(lark(NESTED), VOCABULARY, 28)
+    state = compiled.start()
+    explored = []
+    for _ in range(7):
+        compiled.judges(state)
+        explored.append("_map" in vars(compiled._search.completions))
+        state.advance(TOKENS.index(b"("))
+    assert not any(explored[:3]) and explored[-1]
+    assert compiled.judges(state)
+
+
 def test_a_users_function_is_not_asked_for_completions():
     asked = []
 

@@ -23,6 +23,7 @@ WORDS += [b"a\\", b"a\\u", b'\\"', b'\\", "', b"\\n", b"n\\/", b"61", b'61":', b
 WORDS += [b"/b", b"ud8", b"3d", rb"\ude", rb"e\ude00", b"1.", b".0", b".00", b"0,", b".5", b"00"]
 WORDS += [b"e", b"E", b"e+", b"e-0", b"e0", b"e1,", b"0e1", b"-", b"-0", b" -", b" -0.0", b"[1.0"]
 WORDS += [b"[1.0,", b", 1e", b'": 1', b'": ', b'", "', b"0]", b".0}", b"12", b"25", b"a", b'",']
+WORDS += [b"0061b", b'2fa"', b'061"', b"6", b"6fae", b"e9/", b"00e", b"d83d", b"1a\\", b"7fa"]
 VOCABULARY = Vocabulary([*(bytes([i]) for i in range(256)), *WORDS, b""], [256 + len(WORDS)])
 BY_BYTES = {data: i for i, data in enumerate(VOCABULARY.tokens)}
 
@@ -279,6 +280,31 @@ def test_names_constants_and_bounds_hold_for_values_and_not_for_spellings(
             assert accepts(constraint, "".join(text.split(" "))), text
         for text in refused:
             assert not accepts(constraint, "".join(text.split(" "))), text
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_exponent_may_begin_if_some_exponent_that_begins_so_makes_an_allowed_number(seed):
+    draw = random.Random(seed)
+    values = set()
+    for _ in range(3):
+        digits = draw.choice(["5", "12", "105", "25"])
+        values.add(draw.choice(["", "-"]) + written_out(f"{digits}e{draw.randint(-6, 6)}"))
+    constraint = json_schema({"enum": [json.loads(value) for value in values]})
+    for mantissa in {v[:n] for v in values for n in range(1, len(v) + 1)} - {"-"}:
+        if mantissa[-1] == "." or Decimal(mantissa) == 0:
+            continue
+        for sign in ("", "+", "-"):
+            for digits in ("", "1", "2", "4", "0", "03"):
+                powers = range(100) if not digits else [*_beginning_with(digits)]
+                signs = [1, -1] if not sign + digits else [-1 if sign == "-" else 1]
+                reached = {written_out(f"{mantissa}e{s * p}") for p in powers for s in signs}
+                text = f"{mantissa}e{sign}{digits}"
+                assert begins(constraint, text) == bool(reached & values), (values, text)
+
+
+def _beginning_with(digits):
+    first = int(digits)
+    return {first, *(range(10) if first == 0 else range(10 * first, 10 * first + 10))}
 
 
 def test_in_draft_4_an_integer_has_no_fraction_but_a_constant_may():
