@@ -129,15 +129,18 @@ class Completions:
     def _map(self) -> _Map:
         """Made when it is needed: it takes a tenth of a second and more."""
         found = _Map()
-        self._learn(found)
+        if self.quick is not None:
+            found.learn(self, self.quick)
         found.explore(self)
-        self._learn(found)
-        return found
-
-    def _learn(self, found: _Map) -> None:
         known = self._greedy(self.start(), None, found)
         if known is not None:
             found.learn(self, known)
+        return found
+
+    @cached_property
+    def quick(self) -> bytes | None:
+        """A member that is found without the map, if one is."""
+        return self.greedy(self.start(), mapped=False)
 
     @property
     def members(self) -> list[bytes]:

@@ -82,7 +82,8 @@ class Search:
         self.start = Text(b"", self.completions.start())
         self.plans = lru_cache(256)(self._plans)
         self.fits = lru_cache(4096)(self._fits)
-        self.quick = self._quickly(self.start)
+        quick = self.completions.quick
+        self.quick = None if quick is None else self._plan(quick)
 
     @cached_property
     def members(self) -> tuple[bytes, ...]:
@@ -147,7 +148,7 @@ class Search:
             plans = self._ranked([*known, *found.ends])
         return plans
 
-    def _quickly(self, text: Text, room: int | None = None) -> Plan | None:
+    def _quickly(self, text: Text, room: int) -> Plan | None:
         data = self.completions.greedy(text.state, room, mapped=False)
         return None if data is None else self._plan(data)
 
