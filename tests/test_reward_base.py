@@ -176,7 +176,7 @@ def test_an_unknown_time_is_an_error():
         (lambda n: n / 10, [0.0, 0.4, 0.8]),
         (lambda n: np.float32(0.5), [1.0, 1.0, 1.0]),
     ],
-    ids=str,
+    ids=["constant", "adaptive", "linear", "2", "8", "function", "float32"],
 )
 def test_beta_grows_with_the_tokens(schedule, expected):
     a = Letters("a", beta=2, schedule=schedule)
