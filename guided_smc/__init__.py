@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from guided_smc.api import LM, derive_seed, load
     from guided_smc.costs import CostModel
-    from guided_smc.diagnostics import Diversity, Estimate, RewardEstimate
     from guided_smc.errors import (
         ConstraintError,
         GuidedSMCError,
@@ -45,10 +44,13 @@ if TYPE_CHECKING:
     from guided_smc.options import Options
     from guided_smc.potentials import Completion, Constraint, Potential, Tilt
     from guided_smc.results import (
+        Diversity,
         ErrorEvent,
+        Estimate,
         Particle,
         Result,
         ResultEvent,
+        RewardEstimate,
         Step,
         StepEvent,
         Usage,
@@ -63,7 +65,6 @@ __version__ = "0.1.0"
 _HOMES = {
     "api": ("LM", "derive_seed", "load"),
     "costs": ("CostModel",),
-    "diagnostics": ("Diversity", "Estimate", "RewardEstimate"),
     "errors": (
         "ConstraintError",
         "GuidedSMCError",
@@ -91,10 +92,13 @@ _HOMES = {
     "options": ("Options",),
     "potentials": ("Completion", "Constraint", "Potential", "Tilt"),
     "results": (
+        "Diversity",
         "ErrorEvent",
+        "Estimate",
         "Particle",
         "Result",
         "ResultEvent",
+        "RewardEstimate",
         "Step",
         "StepEvent",
         "Usage",

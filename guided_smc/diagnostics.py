@@ -15,59 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from guided_smc.resampling import effective_sample_size
+from guided_smc.results import Diversity, Estimate
 
 FEWEST_FAMILIES = 2.0
 """Effective number of families below which a run tells nothing of its own spread."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number from weighted particles.
-
-    Attributes:
-        value: The estimate.
-        std_error: Standard error, one σ; None where the value is infinite, where all particles
-            have the same one, and where fewer than two families of particles count
-            (`Diversity.independent`): then there is nothing to compare. More particles, or
-            `islands`, help. It is that of many particles; of few it is too small, the more so the
-            stronger the tilt, since what none of them has seen cannot show.
-    """
-
-    value: float
-    std_error: float | None
-
-
-@dataclass(frozen=True)
-class RewardEstimate:
-    """What became of one reward.
-
-    Attributes:
-        tilted: `E_π[R]`, under the posterior.
-        untilted: `E_p[R]`, without any reward but under the same constraint, from the same
-            particles by weights `exp(−Σ β·R)`. The stronger the tilt, the fewer of them count.
-        chosen: R of the answer.
-    """
-
-    tilted: Estimate
-    untilted: Estimate
-    chosen: float
-
-
-@dataclass(frozen=True)
-class Diversity:
-    """How many of the particles are different.
-
-    Attributes:
-        ancestors: For each step, the number of its particles that some final particle of positive
-            weight descends from.
-        independent: Effective number of independent answers: `1 / Σ ω²` over families, whose
-            weights are ω. Near 1, the run has seen one answer, however many particles it had.
-        distinct: Effective number of different texts: the same over texts.
-    """
-
-    ancestors: tuple[int, ...]
-    independent: float
-    distinct: float
 
 
 @dataclass(frozen=True)

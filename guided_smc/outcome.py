@@ -8,9 +8,7 @@ import numpy as np
 
 from guided_smc.diagnostics import (
     FEWEST_FAMILIES,
-    Diversity,
     Families,
-    RewardEstimate,
     divergence,
     diversity,
     log_evidence_error,
@@ -19,7 +17,7 @@ from guided_smc.diagnostics import (
 from guided_smc.population import Population, Status
 from guided_smc.potentials import Potential, Tilt
 from guided_smc.resampling import normalise
-from guided_smc.results import FinishReason, Particle, Result, T
+from guided_smc.results import Diversity, FinishReason, Particle, Result, RewardEstimate, T
 
 _POOR_COVER = -2.0  # log-evidence of a run whose exact one is 0
 _DOUBTFUL = 0.01  # of the probability; less that was refused without being sure is not told

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from guided_smc.diagnostics import Estimate
 from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.options import Options, check_beta, columns_of_each, make_options
-from guided_smc.results import ErrorEvent, Result, ResultEvent
+from guided_smc.results import ErrorEvent, Estimate, Result, ResultEvent
 
 if TYPE_CHECKING:
     from guided_smc.api import LM

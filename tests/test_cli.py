@@ -392,7 +392,7 @@ def test_standard_streams_hold_records_alone_and_a_reward_that_fails_costs_its_l
         assert error["potential"] == "fussy"
         assert prompts[record["name"]] in error["message"]
         assert json.loads(error["text"]) in COLOURS
-        assert error["text"] in error["message"]
+        assert repr(error["text"]) in error["message"]
     assert fine["value"] in COLOURS
     assert set(done.stderr.splitlines()) == {b"a reward that prints"}
 

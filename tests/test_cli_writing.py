@@ -32,11 +32,10 @@ from guided_smc.cli.reading import PromptLine, PromptSource
 from guided_smc.cli.records import FIELDS, encode, error_record, result_record
 from guided_smc.cli.running import READER_GONE, Run
 from guided_smc.cli.writing import FileOutput, StreamOutput, open_output, scan
-from guided_smc.diagnostics import Diversity, Estimate, RewardEstimate
 from guided_smc.engine import Engine
 from guided_smc.errors import OutputValidationError, PotentialError
 from guided_smc.options import Options
-from guided_smc.results import Particle, Result, Step, Usage
+from guided_smc.results import Diversity, Estimate, Particle, Result, RewardEstimate, Step, Usage
 from guided_smc.signals import held
 
 INF = math.inf

@@ -11,10 +11,10 @@ from exactness import LANGUAGE, PROMPT, TARGET, assert_unbiased, member, runs
 from support import VOCABULARY, Score, exact
 
 from guided_smc import LM
-from guided_smc.diagnostics import Estimate
 from guided_smc.errors import OptionError, PotentialError
 from guided_smc.options import make_options
 from guided_smc.potentials import Completion, Potential, Tilt
+from guided_smc.results import Estimate
 from guided_smc.scoring import Scores
 
 BETA = 1.5

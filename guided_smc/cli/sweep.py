@@ -25,7 +25,7 @@ from guided_smc.options import make_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from guided_smc.diagnostics import Estimate
+    from guided_smc.results import Estimate
     from guided_smc.sweep import Sweep
 
 _OWN = ("method", "select", "n_particles", "stop")

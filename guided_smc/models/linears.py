@@ -8,9 +8,11 @@ Linears that are given the same input become one product.
 
 from __future__ import annotations
 
+import platform
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,6 +35,14 @@ class Product(torch.nn.Module, ABC):
     @abstractmethod
     def biases(self) -> torch.Tensor | None:
         """`[out]` or None."""
+
+
+_REDUCED = (
+    platform.machine().lower() in ("x86_64", "amd64")
+    and not getattr(torch.cpu, "_is_vnni_supported", lambda: False)()
+)
+"""Whether activations get 7 bits: without VNNI, x86 adds pairs of products in 16 bits, where those
+of 8 bits overflow."""
 
 
 class Int8(Product):
@@ -66,7 +76,7 @@ class Int8(Product):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., in]` to `[..., out]`, in the precision of `x`."""
         product = torch.ops.quantized.linear_dynamic
-        y: torch.Tensor = product(x.float(), self.packed, reduce_range=False)
+        y: torch.Tensor = product(x.float(), self.packed, reduce_range=_REDUCED)
         return y.to(x.dtype)
 
     def weights(self) -> torch.Tensor:
@@ -242,7 +252,18 @@ def can_pack(model: torch.nn.Module) -> bool:
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and _pointwise is not None
+        and all(_packs(dtype) for _, dtype in weights)
     )
+
+
+@cache
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether this CPU packs weights of this precision: older ones refuse bfloat16."""
+    try:
+        Packed(torch.zeros(16, 16, dtype=dtype), None)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _is_linear(module: torch.nn.Module) -> bool:
