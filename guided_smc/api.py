@@ -469,6 +469,7 @@ class LM:
             PotentialError: The reward failed.
             GuidedSMCError: No prompt had an answer.
         """
+        prompts, _ = _as_batch(prompts)
         return sweeping.run(self, prompts, reward, betas, n_particles, **settings)
 
 

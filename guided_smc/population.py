@@ -312,7 +312,7 @@ class Population(Generic[T]):
     @property
     def islands(self) -> list[slice]:
         """The slots of each island."""
-        size = self.n // self.options.islands
+        size = self.n_island
         return [slice(m * size, (m + 1) * size) for m in range(self.options.islands)]
 
     @property
@@ -323,7 +323,7 @@ class Population(Generic[T]):
         if self.options.islands == 1:
             return self.log_w.copy()
         lead = self.log_evidence - (log_sum_exp(self.log_evidence) - np.log(len(self.log_evidence)))
-        return self.log_w + np.repeat(lead, self.n // self.options.islands)
+        return self.log_w + np.repeat(lead, self.n_island)
 
     @property
     def total_log_evidence(self) -> float:
@@ -341,7 +341,7 @@ class Population(Generic[T]):
 
     def _held_back(self) -> np.ndarray:
         live = self.live
-        if not len(live):
+        if not len(live) or not self.request.potentials:
             return np.zeros(self.n)
         return self.scores.held_back(self._completion(int(live[0]), finished=False))
 

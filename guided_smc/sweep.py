@@ -20,7 +20,7 @@ import numpy as np
 
 from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.options import Options, check_beta, columns_of_each, make_options
-from guided_smc.results import ErrorEvent, Estimate, Result, ResultEvent
+from guided_smc.results import ErrorEvent, Estimate, Result, ResultEvent, RewardEstimate
 
 if TYPE_CHECKING:
     from guided_smc.api import LM
@@ -266,10 +266,14 @@ def check_betas(betas: Iterable[Any]) -> tuple[float, ...]:
 
 
 def run(
-    lm: LM, prompts: Any, reward: Any, betas: Iterable[float], n_particles: int, **settings: Any
+    lm: LM,
+    prompts: Sequence[Any],
+    reward: Any,
+    betas: Iterable[float],
+    n_particles: int,
+    **settings: Any,
 ) -> Sweep:
-    """`LM.sweep`."""
-    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    """`LM.sweep`, of a list of prompts."""
     if not prompts:
         raise OptionError("a sweep needs at least one prompt")
     for name in ("beta", "method", "select"):
@@ -294,14 +298,19 @@ def _name(reward: Any) -> str:
     return name or type(reward).__name__
 
 
-def _reward(result: Result[Any]) -> Any:
-    """What became of the reward that was swept: requests put it last."""
-    return list(result.rewards.values())[-1]
+def _key(result: Result[Any]) -> str:
+    """The name of the reward that was swept: requests put it last."""
+    return list(result.rewards)[-1]
+
+
+def _reward(result: Result[Any]) -> RewardEstimate:
+    """What became of it."""
+    return result.rewards[_key(result)]
 
 
 def expected_reward(result: Result[Any]) -> float:
     """Mean R of what might have been chosen."""
-    key = list(result.rewards)[-1]
+    key = _key(result)
     return math.fsum(p.share * p.rewards[key] for p in result.particles if p.share > 0)
 
 
@@ -322,7 +331,7 @@ class Pool:
 
 def candidates(result: Result[Any]) -> Pool:
     """Of a run without a tilt and without resampling."""
-    key = list(result.rewards)[-1]
+    key = _key(result)
     alive = [p for p in result.particles if p.weight > 0]
     log_weights = np.array([p.log_weight for p in alive])
     return Pool(np.array([p.rewards[key] for p in alive]), result.log_evidence - log_weights)

@@ -82,6 +82,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("sweep p.jsonl --reward length:9 -o no/out.png", "no/out.png: there is no such folder"),
         ("sweep p.jsonl --reward length:9 --max-tokens 0", "--max-tokens: Input should be"),
         ("sweep none.jsonl --reward length:9", "prompt file not found: none.jsonl"),
+        ("sweep p.jsonl --reward length:9 --stop . --regex a", "--stop does not go with --regex"),
         ("sweep own.jsonl --reward length:9", "own.jsonl, line 1: n_particles is the sweep's own"),
     ],
 )

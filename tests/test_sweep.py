@@ -155,6 +155,15 @@ def test_what_cannot_be_swept_is_refused(settings, message):
         sweep(n_particles=2, **settings)
 
 
+def test_a_prompt_of_token_ids_is_one_prompt():
+    (point,) = [
+        p
+        for p in sweep(n_particles=2, prompts=[0, 3]).points
+        if p.beta == 1.0 and p.method == "smc"
+    ]
+    assert point.prompts == 1
+
+
 def test_a_reward_that_fails_ends_the_sweep():
     with pytest.raises(PotentialError, match="ZeroDivisionError"):
         sweep(n_particles=2, reward=lambda text: 1 / 0)

@@ -19,7 +19,7 @@ from guided_smc.cli.interrupts import Interrupted, Interrupts
 from guided_smc.cli.reading import read_prompts
 from guided_smc.cli.referents import load_arguments, load_language, load_tilt
 from guided_smc.cli.sampling import SAMPLING, sampling_options, with_flags
-from guided_smc.errors import GuidedSMCError, OptionError
+from guided_smc.errors import OptionError
 from guided_smc.options import make_options
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from guided_smc.results import Estimate
     from guided_smc.sweep import Sweep
 
-_OWN = ("method", "select", "n_particles", "stop")
+_OWN = ("method", "select", "n_particles")
 _SUFFIXES = (".json", ".png", ".svg", ".pdf")
 
 
@@ -144,6 +144,10 @@ def sweep(**given: Any) -> int:
         raise click.UsageError("--block-size needs --draft")
     load = load_arguments(given)
     language = load_language(given)
+    if language.option and options.stop:
+        raise click.UsageError(
+            f"--stop does not go with {language.option}, which says where to end"
+        )
     tilt = load_tilt(given, beta=None)
     if tilt.reward is None:
         raise click.UsageError("a sweep needs --reward or --rewards")
@@ -176,8 +180,6 @@ def sweep(**given: Any) -> int:
         except Interrupted as interrupted:
             code = interrupted.exit_code
             click.echo("Interrupted: this is what had been measured.", err=True)
-        except GuidedSMCError as error:
-            raise click.ClickException(str(error)) from error
     if not swept.points:
         why = f": {swept.errors[0]}" if swept.errors else "; try one of them with generate"
         raise click.ClickException(f"no prompt had an answer{why}")
