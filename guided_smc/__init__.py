@@ -11,8 +11,9 @@ Names are imported when they are first used, so that `import guided_smc` is quic
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from guided_smc.lazy import lazily
 
 if TYPE_CHECKING:
     from guided_smc.api import LM, derive_seed, load
@@ -158,13 +159,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'guided_smc' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"guided_smc.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazily(globals(), _HOME_OF)

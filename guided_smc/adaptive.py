@@ -47,7 +47,7 @@ drafted nothing is observed, so that what is remembered fades and drafting is tr
 
 
 @dataclass(frozen=True)
-class Estimate:
+class DraftEstimate:
     """What there is to know of a draft.
 
     Attributes:
@@ -122,10 +122,10 @@ class Agreement:
         self._ended = self._tokens = 0.0
 
     @property
-    def estimate(self) -> Estimate:
+    def estimate(self) -> DraftEstimate:
         """What is known now."""
         end_probability = self._ended / (PRIOR_WEIGHT + self._tokens)
-        return Estimate(self.drafted.variance, self.bonus.variance, end_probability)
+        return DraftEstimate(self.drafted.variance, self.bonus.variance, end_probability)
 
     def add(
         self,
@@ -156,7 +156,7 @@ class Agreement:
 
 def best_block_size(
     costs: CostModel,
-    estimate: Estimate,
+    estimate: DraftEstimate,
     *,
     rows: int,
     ess_threshold: float,
@@ -180,7 +180,7 @@ def best_block_size(
 
 
 def mean_ess(
-    estimate: Estimate, block_size: Any, *, ess_threshold: float, remaining: int
+    estimate: DraftEstimate, block_size: Any, *, ess_threshold: float, remaining: int
 ) -> np.ndarray:
     """Mean of ESS / N over the steps from one resampling to the next, for each K of an array.
 

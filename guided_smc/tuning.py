@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from guided_smc.adaptive import PRIOR_VARIANCE, Estimate, best_block_size
+from guided_smc.adaptive import PRIOR_VARIANCE, DraftEstimate, best_block_size
 from guided_smc.costs import CostModel
 from guided_smc.options import BlockSize, Options
 
@@ -39,7 +39,7 @@ class Setting:
     block_size: BlockSize
     rates: list[float] = field(default_factory=list)
     ess_shares: list[float] = field(default_factory=list)
-    estimates: list[Estimate] = field(default_factory=list)
+    estimates: list[DraftEstimate] = field(default_factory=list)
     block_sizes: list[int] = field(default_factory=list)
 
     @property
@@ -97,12 +97,12 @@ class Table:
         k = setting.block_size
         return (k + 1) / float(self.costs.step_seconds(setting.n_particles, k))
 
-    def estimate(self, n_particles: int) -> Estimate | None:
+    def estimate(self, n_particles: int) -> DraftEstimate | None:
         """The mean of what was found of the draft with N particles; None if it never drafted."""
         found = [e for s in self.settings if s.n_particles == n_particles for e in s.estimates]
         if not found:
             return None
-        return Estimate(
+        return DraftEstimate(
             fmean(e.draft_variance for e in found), fmean(e.bonus_variance for e in found)
         )
 
@@ -112,7 +112,7 @@ class Table:
             return 0
         return best_block_size(
             self.costs,
-            self.estimate(n_particles) or Estimate(PRIOR_VARIANCE),
+            self.estimate(n_particles) or DraftEstimate(PRIOR_VARIANCE),
             rows=n_particles,
             ess_threshold=self.options.ess_threshold,
             remaining=self.options.max_tokens,
@@ -172,4 +172,4 @@ def _run(setting: Setting, lm: LM, prompt: Any, options: Options, **settings: An
     setting.block_sizes += [s.block_size for s in result.steps]
     usage = result.usage
     if usage.draft_variance is not None and usage.bonus_variance is not None:
-        setting.estimates.append(Estimate(usage.draft_variance, usage.bonus_variance))
+        setting.estimates.append(DraftEstimate(usage.draft_variance, usage.bonus_variance))

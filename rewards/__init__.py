@@ -10,9 +10,9 @@ What needs transformers is imported when it is first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from guided_smc.lazy import lazily
 from guided_smc.rewards.base import Reward
 from guided_smc.rewards.callable import reward
 from guided_smc.rewards.scoring import Active, active
@@ -50,13 +50,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazily(globals(), _HOME_OF)

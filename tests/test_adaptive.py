@@ -12,7 +12,7 @@ from guided_smc import LM, CostModel, OptionError
 from guided_smc.adaptive import (
     MOST_DRAFTED,
     PRIOR_VARIANCE,
-    Estimate,
+    DraftEstimate,
     Spread,
     best_block_size,
     expected_tokens,
@@ -27,7 +27,9 @@ DRAFT = TableModel.random(VOCABULARY, seed=22, eos_probability=0.02)
 CHEAP_DRAFT = CostModel(target=((1, 1.0), (64, 1.5)), draft=((1, 0.05), (64, 0.1)))
 
 
-def choose(estimate: Estimate, costs=NOMINAL, *, rows=8, ess_threshold=0.5, remaining=200, **most):
+def choose(
+    estimate: DraftEstimate, costs=NOMINAL, *, rows=8, ess_threshold=0.5, remaining=200, **most
+):
     return best_block_size(
         costs, estimate, rows=rows, ess_threshold=ess_threshold, remaining=remaining, **most
     )
@@ -99,25 +101,27 @@ def test_what_is_not_observed_any_more_fades_to_the_prior():
 
 def test_with_a_resampling_at_every_step_the_share_is_that_of_log_normal_weights():
     k = np.arange(9)
-    share = mean_ess(Estimate(0.2, 0.1), k, ess_threshold=1.0, remaining=99)
+    share = mean_ess(DraftEstimate(0.2, 0.1), k, ess_threshold=1.0, remaining=99)
     assert share == pytest.approx(np.exp(-(0.2 * k + 0.1)))
 
 
 def test_the_mean_over_a_cycle_is_that_of_its_steps():
-    (share,) = mean_ess(Estimate(0.1), [2], ess_threshold=0.5, remaining=99)
+    (share,) = mean_ess(DraftEstimate(0.1), [2], ess_threshold=0.5, remaining=99)
     # exp(-0.8) is the first below a half.
     assert share == pytest.approx(np.mean(np.exp(-0.2 * np.arange(1, 5))))
-    (never,) = mean_ess(Estimate(0.1), [2], ess_threshold=0.0, remaining=30)
+    (never,) = mean_ess(DraftEstimate(0.1), [2], ess_threshold=0.0, remaining=30)
     assert never == pytest.approx(np.mean(np.exp(-0.2 * np.arange(1, 11))))
 
 
 def test_equal_weights_cost_nothing():
-    assert mean_ess(Estimate(0.0), [0, 5], ess_threshold=0.5, remaining=9) == pytest.approx(1.0)
+    assert mean_ess(DraftEstimate(0.0), [0, 5], ess_threshold=0.5, remaining=9) == pytest.approx(
+        1.0
+    )
 
 
 def test_the_mean_share_is_that_of_simulated_weights():
     rng = np.random.default_rng(0)
-    n, estimate, k = 20_000, Estimate(0.15, 0.05), 3
+    n, estimate, k = 20_000, DraftEstimate(0.15, 0.05), 3
     shares, log_w = [], np.zeros(n)
     for _ in range(60):
         log_w += rng.normal(size=n) * math.sqrt(k * 0.15 + 0.05)
@@ -135,26 +139,26 @@ def test_tokens_behind_an_end_are_not_expected():
 
 
 def test_a_draft_that_agrees_better_or_costs_less_drafts_more():
-    sizes = [choose(Estimate(v)) for v in (0.0, 0.05, 0.2, 2.0)]
+    sizes = [choose(DraftEstimate(v)) for v in (0.0, 0.05, 0.2, 2.0)]
     assert sizes == sorted(sizes, reverse=True)
     assert (sizes[0], sizes[-1]) == (MOST_DRAFTED, 0)
     dear = CostModel(NOMINAL.target, draft=((1, 2.0),))
-    assert choose(Estimate(0.05), dear) == 0
+    assert choose(DraftEstimate(0.05), dear) == 0
 
 
 def test_the_choice_keeps_to_the_room_that_is_left():
-    assert choose(Estimate(0.0), most=3) == 3
-    assert choose(Estimate(0.0), most=0) == 0
+    assert choose(DraftEstimate(0.0), most=3) == 3
+    assert choose(DraftEstimate(0.0), most=0) == 0
 
 
 def test_what_a_constraint_costs_anyway_is_no_reason_against_drafting():
     """With weights that spread at K = 0 too, the spread of drafted tokens matters less."""
-    free, constrained = Estimate(0.3), Estimate(0.3, bonus_variance=0.6)
+    free, constrained = DraftEstimate(0.3), DraftEstimate(0.3, bonus_variance=0.6)
     assert choose(constrained) > choose(free)
 
 
 def test_texts_that_are_about_to_end_are_drafted_in_smaller_blocks():
-    assert choose(Estimate(0.01, end_probability=0.5)) < choose(Estimate(0.01))
+    assert choose(DraftEstimate(0.01, end_probability=0.5)) < choose(DraftEstimate(0.01))
 
 
 # -- the run -------------------------------------------------------------------------------------

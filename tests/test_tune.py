@@ -14,7 +14,7 @@ from test_cli import COMMAND, call, read_terminal
 from tiny_models import write_folder
 
 from guided_smc import LM, CostModel, Options, TableModel
-from guided_smc.adaptive import Estimate
+from guided_smc.adaptive import DraftEstimate
 from guided_smc.tuning import Setting, Table, measure
 
 TARGET = TableModel.random(VOCABULARY, seed=11, eos_probability=0.02)
@@ -28,7 +28,7 @@ def table(particles=(1, 4), block_sizes=(0, 4, "auto"), costs=COSTS) -> Table:
 
 
 def setting(n, k, *, rate, share=1.0, variance=None) -> Setting:
-    estimates = [] if variance is None else [Estimate(variance)]
+    estimates = [] if variance is None else [DraftEstimate(variance)]
     return Setting(n, k, [rate], [share], estimates)
 
 

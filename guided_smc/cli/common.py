@@ -38,6 +38,22 @@ def debug_option(command: Command) -> Command:
     )(command)
 
 
+model_option = click.option(
+    "--model", default="smollm2-135m", show_default=True, help="Name, folder or file."
+)
+draft_option = click.option(
+    "--draft", help="Proposes tokens: a smaller model with the same tokenizer, int8, or ngram."
+)
+chat_option = click.option("--chat/--no-chat", default=None, help="Use the chat template, or not.")
+rows_option = click.option(
+    "--batch-rows",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Most particles, of all prompts together, in one batch.",
+)
+
+
 def model_options(command: Command) -> Command:
     """Add how a model is loaded to a command."""
     for option in reversed(

@@ -16,10 +16,14 @@ import click
 from guided_smc.cli.common import (
     SETTINGS,
     State,
+    chat_option,
     debug_option,
+    draft_option,
     language_options,
+    model_option,
     model_options,
     reward_options,
+    rows_option,
 )
 from guided_smc.cli.interrupts import Interrupts
 from guided_smc.cli.reading import Format, PromptLine, PromptSource
@@ -44,10 +48,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @click.command(context_settings=SETTINGS, short_help="Generate for every prompt of a file.")
 @click.argument("prompts")
-@click.option("--model", default="smollm2-135m", show_default=True, help="Name, folder or file.")
-@click.option(
-    "--draft", help="Proposes tokens: a smaller model with the same tokenizer, int8, or ngram."
-)
+@model_option
+@draft_option
 @language_options
 @reward_options
 @click.option("--beta", type=float, help="Strength of the rewards.  [default: 1.0]")
@@ -72,14 +74,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 @click.option("--retry-errors", is_flag=True, help="With --resume: run failed lines again.")
 @click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
 @click.option("--full", is_flag=True, help="Also write particles, steps and usage.")
-@click.option("--chat/--no-chat", default=None, help="Use the chat template, or not.")
-@click.option(
-    "--batch-rows",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Most particles, of all prompts together, in one batch.",
-)
+@chat_option
+@rows_option
 @model_options
 @click.option("--quiet", is_flag=True, help="No progress, notices or summary.")
 @debug_option

@@ -10,10 +10,14 @@ import click
 
 from guided_smc.cli.common import (
     SETTINGS,
+    chat_option,
     debug_option,
+    draft_option,
     language_options,
+    model_option,
     model_options,
     reward_options,
+    rows_option,
 )
 from guided_smc.cli.interrupts import Interrupted, Interrupts
 from guided_smc.cli.reading import read_prompts
@@ -56,10 +60,8 @@ class _Betas(click.ParamType):
 
 @click.command(context_settings=SETTINGS, short_help="Find out how strong a reward should be.")
 @click.argument("prompts")
-@click.option("--model", default="smollm2-135m", show_default=True, help="Name, folder or file.")
-@click.option(
-    "--draft", help="Proposes tokens: a smaller model with the same tokenizer, int8, or ngram."
-)
+@model_option
+@draft_option
 @reward_options
 @click.option(
     "--beta",
@@ -85,14 +87,8 @@ class _Betas(click.ParamType):
     help="Also write a file: .json, or a plot as .png, .svg or .pdf. Repeatable.",
 )
 @sampling_options(*_OWN)
-@click.option("--chat/--no-chat", default=None, help="Use the chat template, or not.")
-@click.option(
-    "--batch-rows",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Most particles, of all prompts together, in one batch.",
-)
+@chat_option
+@rows_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @model_options
 @click.option("--quiet", is_flag=True, help="No progress or notices.")

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from guided_smc.cli.common import SETTINGS, debug_option, language_options, model_options
+from guided_smc.cli.common import (
+    SETTINGS,
+    chat_option,
+    debug_option,
+    draft_option,
+    language_options,
+    model_options,
+)
 from guided_smc.cli.interrupts import Interrupted, Interrupts
 from guided_smc.cli.reading import read_prompts
 from guided_smc.cli.referents import load_arguments, load_language
@@ -52,9 +59,7 @@ class _Numbers(click.ParamType):
 
 @click.command(context_settings=SETTINGS, short_help="Find out which block size pays.")
 @click.argument("model")
-@click.option(
-    "--draft", help="Proposes tokens: a smaller model with the same tokenizer, int8, or ngram."
-)
+@draft_option
 @click.option("--prompts", help="File of prompts, as generate takes it.  [default: two of its own]")
 @language_options
 @click.option(
@@ -81,7 +86,7 @@ class _Numbers(click.ParamType):
     show_default=True,
     help="Seconds after which no other run begins.",
 )
-@click.option("--chat/--no-chat", default=None, help="Use the chat template, or not.")
+@chat_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @model_options
 @click.option("--quiet", is_flag=True, help="No progress or notices.")
