@@ -5,7 +5,6 @@ from guided_smc.grammars.choice import Choice, choice
 from guided_smc.grammars.context_free import LarkMasks, lark
 from guided_smc.grammars.description import Description, describe
 from guided_smc.grammars.explain import Explanation, explain
-from guided_smc.grammars.json_schema import JsonSchema, json_schema
 from guided_smc.grammars.lark import Lark
 from guided_smc.grammars.lark_text import LarkText
 from guided_smc.grammars.matching import Limits
@@ -14,7 +13,8 @@ from guided_smc.grammars.output_types import from_output_type
 from guided_smc.grammars.partial_regex import PartialRegex
 from guided_smc.grammars.predicates import PrefixConstraint, predicate
 from guided_smc.grammars.regex import Regex, regex
-from guided_smc.grammars.relaxing import Relaxed
+from guided_smc.grammars.schema.json_schema import JsonSchema, json_schema
+from guided_smc.grammars.schema.relaxing import Relaxed
 from guided_smc.grammars.worker import start_worker
 
 __all__ = [

@@ -17,8 +17,8 @@ import numpy as np
 
 from guided_smc.errors import ConstraintError, OutputValidationError
 from guided_smc.grammars.automata import MAX_STATES, Automaton, ByteAutomaton
-from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.pieces import pieces
+from guided_smc.grammars.schema.keywords import shorten
 from guided_smc.potentials import Constraint
 from guided_smc.vocabulary import Vocabulary
 

@@ -24,7 +24,7 @@ from guided_smc.errors import ConstraintError
 from guided_smc.grammars.characters import usual_masks
 from guided_smc.grammars.matching import GrammarState
 from guided_smc.grammars.pieces import Pieces
-from guided_smc.grammars.spelt import SpeltState
+from guided_smc.grammars.schema.spelt import SpeltState
 from guided_smc.potentials import CompiledConstraint, Unmasked
 
 _KINDS = b"}])>\"'`0;.,:aA_=/+-*{[(<\n \\#$%&!?@^|~"

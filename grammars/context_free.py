@@ -15,13 +15,13 @@ from lark.indenter import Indenter
 
 from guided_smc.errors import ConstraintError, OptionError, UnsupportedConstraintError
 from guided_smc.grammars.grammar import Grammar
-from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.lark import Lark
 from guided_smc.grammars.lark_masks import masked
 from guided_smc.grammars.lark_text import LarkText
 from guided_smc.grammars.lexing import Differs
 from guided_smc.grammars.matching import GrammarError, Limits, check_size
-from guided_smc.grammars.schema_text import BOM
+from guided_smc.grammars.schema.keywords import shorten
+from guided_smc.grammars.schema.schema_text import BOM
 from guided_smc.grammars.trees import read_grammar
 from guided_smc.grammars.worker import compiled_in_worker
 

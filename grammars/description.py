@@ -9,12 +9,12 @@ from typing import Any
 
 from guided_smc.grammars.choice import Choice
 from guided_smc.grammars.grammar import Grammar
-from guided_smc.grammars.json_schema import JsonSchema
 from guided_smc.grammars.lark_text import LarkText
 from guided_smc.grammars.matching import every_byte
 from guided_smc.grammars.output_types import _OneOf, _Typed
 from guided_smc.grammars.partial_regex import PartialRegex
-from guided_smc.grammars.relaxing import Relaxed
+from guided_smc.grammars.schema.json_schema import JsonSchema
+from guided_smc.grammars.schema.relaxing import Relaxed
 from guided_smc.potentials import Constraint, Intersection, Unmasked
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 from guided_smc.errors import OptionError
 from guided_smc.grammars.characters import Allowed, allowed_next
 from guided_smc.grammars.matching import every_byte
-from guided_smc.grammars.refusals import Reasoned, Refusal
+from guided_smc.grammars.schema.refusals import Reasoned, Refusal
 from guided_smc.potentials import Completion, Constraint, ConstraintState, Intersection, Potential
 
 Verdict = Literal["accepted", "refused", "incomplete"]

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
 from guided_smc.grammars.grammar import Grammar
-from guided_smc.grammars.json_schema import JsonSchema
-from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.matching import EXACT_MASKS, GrammarError, Limits, check_size
-from guided_smc.grammars.schema_text import BOM, RepeatedKeyError, StrictDecoder
+from guided_smc.grammars.schema.json_schema import JsonSchema
+from guided_smc.grammars.schema.keywords import shorten
+from guided_smc.grammars.schema.schema_text import BOM, RepeatedKeyError, StrictDecoder
 from guided_smc.grammars.trees import TreeReader, parser_of
 from guided_smc.grammars.worker import compiled_in_worker
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from guided_smc.errors import ConstraintError, OptionError
 from guided_smc.grammars.characters import next_bytes
-from guided_smc.grammars.json_schema import JsonSchema
-from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.matching import Limits, every_byte
-from guided_smc.grammars.refusals import Reasoned
+from guided_smc.grammars.schema.json_schema import JsonSchema
+from guided_smc.grammars.schema.keywords import shorten
+from guided_smc.grammars.schema.refusals import Reasoned
 from guided_smc.potentials import Completion, Constraint, Intersection
 
 MAX_CHARACTERS = 2000

@@ -33,18 +33,18 @@ import numpy as np
 from typing_extensions import NotRequired, TypedDict
 
 from guided_smc.errors import ConstraintError, OutputValidationError, UnsupportedConstraintError
-from guided_smc.grammars import formats
 from guided_smc.grammars.choice import Choice, choice
 from guided_smc.grammars.context_free import lark
 from guided_smc.grammars.grammar import accepts
-from guided_smc.grammars.json_schema import (
+from guided_smc.grammars.regex import regex
+from guided_smc.grammars.schema import formats
+from guided_smc.grammars.schema.json_schema import (
     is_type,
     json_schema,
     type_adapter,
     type_name,
 )
-from guided_smc.grammars.keywords import shorten
-from guided_smc.grammars.regex import regex
+from guided_smc.grammars.schema.keywords import shorten
 from guided_smc.potentials import (
     CompiledConstraint,
     Completion,

@@ -20,9 +20,9 @@ from typing import Literal
 import regex
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
-from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.matching import Limits, check_size
 from guided_smc.grammars.predicates import MAX_REJECTED, PrefixConstraint
+from guided_smc.grammars.schema.keywords import shorten
 from guided_smc.grammars.worker import compiled_in_worker
 
 TIMEOUT_S = 2.0

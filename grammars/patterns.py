@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
-from guided_smc.grammars.keywords import shorten
+from guided_smc.grammars.schema.keywords import shorten
 
 _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 

@@ -23,7 +23,6 @@ from guided_smc.grammars.automata import (
 )
 from guided_smc.grammars.byte_regex import as_python, automaton_of
 from guided_smc.grammars.grammar import Grammar
-from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.matching import (
     EXACT_MASKS,
     CompiledGrammar,
@@ -34,6 +33,7 @@ from guided_smc.grammars.matching import (
 from guided_smc.grammars.partial_regex import PartialRegex, tells_kinds_apart
 from guided_smc.grammars.patterns import NotAPattern, Parsed, covering, parse, regular, spelt
 from guided_smc.grammars.pieces import pieces
+from guided_smc.grammars.schema.keywords import shorten
 from guided_smc.grammars.worker import compiled_in_worker
 from guided_smc.potentials import CompiledConstraint, intersected
 from guided_smc.vocabulary import Vocabulary

@@ -9,8 +9,8 @@ import lark
 from lark.exceptions import LarkError, VisitError
 
 from guided_smc.errors import ConstraintError, OptionError, OutputValidationError
-from guided_smc.grammars.keywords import shorten
-from guided_smc.grammars.schema_text import BOM
+from guided_smc.grammars.schema.keywords import shorten
+from guided_smc.grammars.schema.schema_text import BOM
 
 
 class TreeReader:

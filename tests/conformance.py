@@ -41,8 +41,8 @@ from rich.table import Table
 import guided_smc
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
 from guided_smc.grammars import JsonSchema, Limits
-from guided_smc.grammars.keywords import Schema
-from guided_smc.grammars.validating import Checker, _of_item, _of_property
+from guided_smc.grammars.schema.keywords import Schema
+from guided_smc.grammars.schema.validating import Checker, _of_item, _of_property
 from guided_smc.potentials import Completion
 from guided_smc.vocabulary import Vocabulary
 

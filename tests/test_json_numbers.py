@@ -10,7 +10,7 @@ from languages import accepts, in_mask
 
 from guided_smc.errors import ConstraintError
 from guided_smc.grammars import json_schema
-from guided_smc.grammars.numbers import BOUNDS, alternatives
+from guided_smc.grammars.schema.numbers import BOUNDS, alternatives
 
 WHOLE = (0, 1, 2, 3, 7, 9, 10, 11, 25)
 FRACTIONS = ("", ".1", ".2", ".25", ".3", ".5", ".75", ".125", ".01", ".05", ".99", ".001")

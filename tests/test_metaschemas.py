@@ -3,7 +3,7 @@
 import jsonschema
 import pytest
 
-from guided_smc.grammars.metaschemas import flaw
+from guided_smc.grammars.schema.metaschemas import flaw
 
 DIALECTS = (
     *(jsonschema.Draft4Validator, jsonschema.Draft6Validator, jsonschema.Draft7Validator),

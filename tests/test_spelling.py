@@ -15,7 +15,7 @@ from guided_smc.grammars import explain, json_schema, sample_members
 from guided_smc.grammars.completing import Completions
 from guided_smc.grammars.matching import every_byte
 from guided_smc.grammars.pieces import Pieces
-from guided_smc.grammars.spelling import beginnings, spans, spelt_by, usual, written_out
+from guided_smc.grammars.schema.spelling import beginnings, spans, spelt_by, usual, written_out
 from guided_smc.vocabulary import Vocabulary
 
 WORDS = [rb"\u", rb"\u00", rb"\u0061", rb"\u006", rb"\/", rb'"\u', rb'"\ ', rb' "\u00', b'"\\']

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from guided_smc.errors import ConstraintError, OutputValidationError
 from guided_smc.grammars.grammar import accepts
-from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.lark import Lark
 from guided_smc.grammars.matching import Limits
 from guided_smc.grammars.regex import Regex
+from guided_smc.grammars.schema.keywords import shorten
 from guided_smc.potentials import Constraint
 
 _Make = TypeVar("_Make", bound=Callable[..., Constraint])

@@ -12,8 +12,6 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from guided_smc.errors import ConstraintError
-from guided_smc.grammars import formats
-from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.library.base import (
     Ready,
     check_count,
@@ -25,6 +23,8 @@ from guided_smc.grammars.library.base import (
     repeated,
 )
 from guided_smc.grammars.matching import Limits
+from guided_smc.grammars.schema import formats
+from guided_smc.grammars.schema.keywords import shorten
 
 _DATE = formats.PATTERNS["date"].removeprefix("^").removesuffix("$")
 _DIGITS = "(0|[1-9][0-9]{0,17})"

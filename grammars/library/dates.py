@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-from guided_smc.grammars import formats
 from guided_smc.grammars.library.base import ReadyPattern, check_count, check_one_of, listed
+from guided_smc.grammars.schema import formats
 
 Form = Literal["calendar", "week", "ordinal"]
 Zone = Literal["none", "required", "optional"]

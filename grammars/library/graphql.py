@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from guided_smc.errors import ConstraintError
-from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.library.base import (
     Ready,
     check_mapping,
@@ -20,6 +19,7 @@ from guided_smc.grammars.library.base import (
     source,
 )
 from guided_smc.grammars.matching import Limits
+from guided_smc.grammars.schema.keywords import shorten
 
 Operation = Literal["query", "mutation"]
 

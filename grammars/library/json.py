@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from guided_smc.grammars.json_schema import JsonSchema, Whitespace, json_schema
 from guided_smc.grammars.library.base import check_one_of, listed
+from guided_smc.grammars.schema.json_schema import JsonSchema, Whitespace, json_schema
 
 Top = Literal["any", "object", "array"]
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from guided_smc.errors import ConstraintError
-from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.library.base import (
     Ready,
     check_count,
@@ -18,6 +17,7 @@ from guided_smc.grammars.library.base import (
     repeated,
 )
 from guided_smc.grammars.matching import Limits
+from guided_smc.grammars.schema.keywords import shorten
 
 _NAME = "[A-Za-z][A-Za-z0-9_-]*"
 _RULE = "begins with a letter and goes on with letters, digits, - and _"

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from guided_smc.errors import ConstraintError
-from guided_smc.grammars.keywords import shorten
 from guided_smc.grammars.library.base import (
     Ready,
     check_mapping,
@@ -18,6 +17,7 @@ from guided_smc.grammars.library.base import (
     source,
 )
 from guided_smc.grammars.matching import Limits
+from guided_smc.grammars.schema.keywords import shorten
 
 _KEYWORDS = (
     "abort|action|add|after|all|alter|always|analyze|and|as|asc|attach|"

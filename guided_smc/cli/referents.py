@@ -170,7 +170,7 @@ def load_language(given: dict[str, Any], limits: Limits | None = None) -> Langua
 def _schema(reference: str, whitespace: Any, limits: Limits | None) -> tuple[Constraint, Any]:
     """The constraint that a file or an object stands for, and what tells it from others."""
     from guided_smc.grammars import JsonSchema, json_schema
-    from guided_smc.grammars.schema_text import RepeatedKeyError, StrictDecoder
+    from guided_smc.grammars.schema.schema_text import RepeatedKeyError, StrictDecoder
 
     if not reference:
         raise click.UsageError("--schema needs the name of a file, or module:name")

@@ -20,10 +20,10 @@ from typing import Any
 from jsonschema import Draft4Validator
 
 from guided_smc.errors import ConstraintError
-from guided_smc.grammars import formats, numbers
-from guided_smc.grammars.keywords import Node, Schema, types_of
 from guided_smc.grammars.patterns import found_by
-from guided_smc.grammars.regexes import portable
+from guided_smc.grammars.schema import formats, numbers
+from guided_smc.grammars.schema.keywords import Node, Schema, types_of
+from guided_smc.grammars.schema.regexes import portable
 
 _MOST_REMAINDERS = 20_000
 """That a mask counts for `multipleOf`; it takes a tenth of a second to compile so many."""

@@ -26,10 +26,10 @@ from jsonschema import (
 from referencing.jsonschema import specification_with
 
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
-from guided_smc.grammars import formats
-from guided_smc.grammars.metaschemas import dialect_of, flaw
-from guided_smc.grammars.regexes import PatternError, compiled
-from guided_smc.grammars.values import is_whole, key_of
+from guided_smc.grammars.schema import formats
+from guided_smc.grammars.schema.metaschemas import dialect_of, flaw
+from guided_smc.grammars.schema.regexes import PatternError, compiled
+from guided_smc.grammars.schema.values import is_whole, key_of
 
 Node = dict[str, Any] | bool
 

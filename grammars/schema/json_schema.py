@@ -27,8 +27,6 @@ import numpy as np
 import pydantic
 
 from guided_smc.errors import ConstraintError, OptionError, OutputValidationError
-from guided_smc.grammars.keywords import Schema, depth, json_path, shorten
-from guided_smc.grammars.layout import CompiledLayout
 from guided_smc.grammars.matching import (
     EXACT_MASKS,
     CompiledGrammar,
@@ -36,13 +34,15 @@ from guided_smc.grammars.matching import (
     Limits,
     every_byte,
 )
-from guided_smc.grammars.refusals import Refusal
-from guided_smc.grammars.relaxing import Relaxed, Superset
-from guided_smc.grammars.schema_text import BOM, RepeatedKeyError, StrictDecoder
-from guided_smc.grammars.spelt import CompiledSpelling
-from guided_smc.grammars.type_schemas import TypeSchemas
-from guided_smc.grammars.validating import Checker, Valid
-from guided_smc.grammars.values import exact_number, key_of, key_of_object
+from guided_smc.grammars.schema.keywords import Schema, depth, json_path, shorten
+from guided_smc.grammars.schema.layout import CompiledLayout
+from guided_smc.grammars.schema.refusals import Refusal
+from guided_smc.grammars.schema.relaxing import Relaxed, Superset
+from guided_smc.grammars.schema.schema_text import BOM, RepeatedKeyError, StrictDecoder
+from guided_smc.grammars.schema.spelt import CompiledSpelling
+from guided_smc.grammars.schema.type_schemas import TypeSchemas
+from guided_smc.grammars.schema.validating import Checker, Valid
+from guided_smc.grammars.schema.values import exact_number, key_of, key_of_object
 from guided_smc.grammars.worker import compiled_in_worker
 from guided_smc.potentials import Completion, Constraint, Potential
 from guided_smc.vocabulary import Vocabulary

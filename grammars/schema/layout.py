@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from guided_smc.grammars.pieces import pieces
-from guided_smc.grammars.spelt import CompiledSpelling, SpeltState
+from guided_smc.grammars.schema.spelt import CompiledSpelling, SpeltState
 from guided_smc.vocabulary import Vocabulary
 
 _PLAUSIBLE = re.compile(rb'[ \n{}\[\],:0-9eE+\-.truefalsn]*(?:"|\Z)')

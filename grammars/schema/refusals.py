@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from jsonschema.exceptions import best_match
 
-from guided_smc.grammars.keywords import json_path, shorten
-from guided_smc.grammars.reading import Frame, Reader
-from guided_smc.grammars.values import key_of
+from guided_smc.grammars.schema.keywords import json_path, shorten
+from guided_smc.grammars.schema.reading import Frame, Reader
+from guided_smc.grammars.schema.values import key_of
 
 if TYPE_CHECKING:
-    from guided_smc.grammars.validating import Checker, Place
+    from guided_smc.grammars.schema.validating import Checker, Place
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from guided_smc.grammars.matching import GrammarState
 from guided_smc.grammars.pieces import Pieces, pieces
-from guided_smc.grammars.spelling import (
+from guided_smc.grammars.schema.spelling import (
     BEGUN,
     DELETE,
     Kind,

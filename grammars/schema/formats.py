@@ -15,7 +15,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from guided_smc.grammars.matching import EXACT_MASKS, CompiledGrammar, Limits, every_byte
-from guided_smc.grammars.regexes import PatternError, compiled, found
+from guided_smc.grammars.schema.regexes import PatternError, compiled, found
 
 _YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"

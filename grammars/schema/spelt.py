@@ -15,10 +15,10 @@ from typing import Literal
 
 import numpy as np
 
-from guided_smc.grammars.begun_numbers import BegunNumber
 from guided_smc.grammars.matching import CompiledGrammar, GrammarState, check_shape, only_way
-from guided_smc.grammars.spelling import DELETE, Kind, Way, written_out
-from guided_smc.grammars.spelling_tokens import has, run_of, spelling_tokens
+from guided_smc.grammars.schema.begun_numbers import BegunNumber
+from guided_smc.grammars.schema.spelling import DELETE, Kind, Way, written_out
+from guided_smc.grammars.schema.spelling_tokens import has, run_of, spelling_tokens
 from guided_smc.vocabulary import Vocabulary
 
 Place = Kind | Literal["dead"]

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from guided_smc.grammars.values import exact_number
+from guided_smc.grammars.schema.values import exact_number
 
 P = TypeVar("P")
 

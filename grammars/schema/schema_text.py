@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from guided_smc.grammars.keywords import json_path, shorten
+from guided_smc.grammars.schema.keywords import json_path, shorten
 
 BOM = "\ufeff"
 """What some editors put at the beginning of a file in UTF-8. It is no part of the text."""

@@ -10,8 +10,8 @@ it; and a model would be led into numbers that only an exponent can save.
 from __future__ import annotations
 
 from guided_smc.grammars.matching import GrammarState
-from guided_smc.grammars.spelling import BEGUN, MOST_DIGITS, NUMBER, written_out
-from guided_smc.grammars.spelling_tokens import SpellingTokens
+from guided_smc.grammars.schema.spelling import BEGUN, MOST_DIGITS, NUMBER, written_out
+from guided_smc.grammars.schema.spelling_tokens import SpellingTokens
 
 
 class BegunNumber:

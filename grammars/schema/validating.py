@@ -25,12 +25,12 @@ from jsonschema import Draft4Validator, ValidationError
 from jsonschema.validators import extend
 
 from guided_smc.errors import ConstraintError
-from guided_smc.grammars import formats
-from guided_smc.grammars.keywords import Node, Schema, types_of
-from guided_smc.grammars.reading import Frame, Reader
-from guided_smc.grammars.refusals import Refusal, why_invalid
-from guided_smc.grammars.regexes import found
-from guided_smc.grammars.values import is_multiple, is_whole, key_of
+from guided_smc.grammars.schema import formats
+from guided_smc.grammars.schema.keywords import Node, Schema, types_of
+from guided_smc.grammars.schema.reading import Frame, Reader
+from guided_smc.grammars.schema.refusals import Refusal, why_invalid
+from guided_smc.grammars.schema.regexes import found
+from guided_smc.grammars.schema.values import is_multiple, is_whole, key_of
 from guided_smc.potentials import Completion, Potential
 
 _MOST_TEXTS = 2048
