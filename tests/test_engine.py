@@ -1,4 +1,4 @@
-"""What the engine does at the edges: ends, caps, stops, zero weights, failures, selection."""
+"""What the engine does at the edges: ends, caps, stops, zero weights, failures."""
 
 from __future__ import annotations
 
@@ -323,71 +323,6 @@ def test_particles_report_their_potentials():
         assert p.log_potentials == {"a": len(p.text), "score": len(p.text)}
 
 
-class TestSelection:
-    TWO = Language(lambda t: t in ("a", "b", "c"), 1)
-
-    def run(self, select, **kwargs):
-        model = TableModel(
-            lambda context: [0.3, 0.25, 0.45, 0, 0, 0] if len(context) == 1 else [0, 0, 0, 0, 1, 0],
-            VOCABULARY,
-        )
-        r = request(model, (0,), select=select, n_particles=64, ess_threshold=0, **kwargs)
-        r.value_key = lambda text: text if text == "c" else "a or b"
-        (result,) = results(run(model, [r]))
-        return result
-
-    def test_best_is_the_particle_of_largest_weight(self):
-        score = Score(lambda t: 1.0 if t == "b" else 0.0, prefixes=False)
-        assert self.run("best", potentials=[score]).text == "b"
-
-    def test_vote_adds_the_weights_of_equal_values(self):
-        assert self.run("vote").text in ("a", "b")
-
-    def test_sample_follows_the_weights_under_different_seeds(self):
-        drawn = [self.run("sample", seed=s).text for s in range(100)]
-        assert 20 <= drawn.count("c") <= 70
-        assert set(drawn) == {"a", "b", "c"}
-
-    def test_all_selects_each_distinct_value_heaviest_first(self):
-        result = self.run("all")
-        keys = ["c" if result.particles[s].text == "c" else "ab" for s in result.selected]
-        assert sorted(keys) == ["ab", "c"]
-        assert [v.weight for v in result.values] == sorted(
-            (v.weight for v in result.values), reverse=True
-        )
-        assert sum(v.weight for v in result.values) == pytest.approx(1.0)
-
-    def test_the_way_of_selection_does_not_change_the_particles(self):
-        particles = [self.run(s).particles for s in ("sample", "best", "vote", "all")]
-        assert all(p == particles[0] for p in particles)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"max_tokens": 0},
-        {"n_particles": 0},
-        {"n_particles": -3},
-        {"temperature": -1},
-        {"temperature": math.nan},
-        {"top_p": 0},
-        {"top_p": 1.5},
-        {"power": 0},
-        {"block_size": -1},
-        {"ess_threshold": 2},
-        {"resampling": "magic"},
-        {"select": "worst"},
-        {"seed": -1},
-        {"stop": ""},
-        {"max_tokenz": 5},
-    ],
-    ids=str,
-)
-def test_an_impossible_option_is_named(option):
-    with pytest.raises(OptionError, match=next(iter(option))):
-        make_options(None, **option)
-
-
 def test_more_particles_than_rows_run_alone():
     requests = [request(TARGET, (0,), index=i, seed=i, n_particles=6) for i in range(3)]
     assert [r.text for r in results(run(TARGET, requests, max_rows=4))] == [
@@ -685,22 +620,3 @@ def test_a_restart_begins_with_the_number_asked_for():
     assert result.restarts == 2
     assert [len(s.log_weights) for s in result.steps if not s.index % 3] == [4, 4, 4]
     assert min(len(s.log_weights) for s in result.steps) < 4
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_particles": 4}, "max_particles: needs target_ess"),
-        ({"min_particles": 4}, "min_particles: needs target_ess"),
-        ({"target_ess": 9}, "target_ess: must be at most max_particles=8, got 9"),
-        ({"target_ess": 2, "n_particles": 1}, "n_particles: must be from min_particles=2"),
-        ({"target_ess": 2, "max_particles": 6}, "to max_particles=6 .*got 8"),
-        ({"target_ess": 2, "min_particles": 1}, "min_particles: .*got 1"),
-        ({"target_ess": 0}, "target_ess: .*got 0"),
-        ({"target_ess": 2, "ess_threshold": 0}, "target_ess: acts where .*ess_threshold=0"),
-    ],
-    ids=str,
-)
-def test_options_that_contradict_each_other_are_refused(options, message):
-    with pytest.raises(OptionError, match=message):
-        make_options(None, **options)
