@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from guided_smc.errors import OptionError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from guided_smc.sweep import Sweep
 
 _SHOWN = {
@@ -15,6 +18,10 @@ _SHOWN = {
     "best_of_n": ("best of n", "s--", "#c0392b"),
     "soft_best_of_n": ("soft best of {n}, by β", "^:", "#7f8c8d"),
 }
+
+
+_LABEL_WIDTH, _LABEL_HEIGHT = 18.0, 8.0
+"""Room for a label, in points (1/72 inch)."""
 
 
 def draw_frontier(sweep: Sweep, path: str | Path) -> None:
@@ -31,6 +38,7 @@ def draw_frontier(sweep: Sweep, path: str | Path) -> None:
         ) from None
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
+    labels: list[tuple[str, float, float, str]] = []
     for method, (label, style, colour) in _SHOWN.items():
         points = [p for p in sweep.points if p.method == method]
         if not points:
@@ -49,18 +57,34 @@ def draw_frontier(sweep: Sweep, path: str | Path) -> None:
             elinewidth=0.8,
             capsize=2,
         )
-        for p in points:
-            text = f"n={p.n}" if p.beta is None else f"{p.beta:g}"
-            axes.annotate(
-                text,
-                (p.kl.value, p.reward.value),
-                textcoords="offset points",
-                xytext=(5, -9 if p.beta is None else 5),
-                fontsize=7,
-                color=colour,
-            )
+        labels += [
+            (f"n={p.n}" if p.beta is None else f"{p.beta:g}", p.kl.value, p.reward.value, colour)
+            for p in points
+        ]
     axes.set_xlabel("KL to the model (nats)")
     axes.set_ylabel(f"mean reward: {sweep.name}")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=8)
+    _annotate(axes, labels)
     figure.savefig(path, dpi=150)
+
+
+def _annotate(axes: Axes, labels: Sequence[tuple[str, float, float, str]]) -> None:
+    """Write texts beside points (text, x, y, colour); one that would cover another is left out."""
+    taken: list[tuple[float, float]] = []
+    points_per_pixel = 72 / axes.figure.dpi
+    for text, x, y, colour in labels:
+        offset = (5, -9) if text.startswith("n=") else (5, 5)
+        pixels = axes.transData.transform((x, y))
+        at = (pixels[0] * points_per_pixel + offset[0], pixels[1] * points_per_pixel + offset[1])
+        if any(abs(at[0] - u) < _LABEL_WIDTH and abs(at[1] - v) < _LABEL_HEIGHT for u, v in taken):
+            continue
+        taken.append(at)
+        axes.annotate(
+            text,
+            (x, y),
+            textcoords="offset points",
+            xytext=offset,
+            fontsize=7,
+            color=colour,
+        )

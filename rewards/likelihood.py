@@ -23,7 +23,7 @@ from guided_smc.models.tokenization import check_same_tokenizer
 from guided_smc.potentials import Completion
 from guided_smc.rewards.base import Reward, as_number
 from guided_smc.rewards.scoring import Cache, shorten
-from guided_smc.rewards.texts import Settings
+from guided_smc.rewards.texts import Settings, check_settings
 from guided_smc.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def language_model(
         OptionError: An argument cannot be.
         ModelError: There is no such model, or it cannot be loaded.
     """
+    check_settings("language_model", settings)
     if isinstance(model, str):
         # Not above: the interface imports rewards.
         from guided_smc.api import load

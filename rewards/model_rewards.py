@@ -22,7 +22,7 @@ from guided_smc.rewards.encoders import (
     token_limit,
 )
 from guided_smc.rewards.scoring import shorten
-from guided_smc.rewards.texts import Settings
+from guided_smc.rewards.texts import Settings, check_settings
 
 TEMPLATES = ("chat", "pair", "text")
 
@@ -59,6 +59,7 @@ def similarity(
         OptionError: An argument cannot be.
         ModelError: The model cannot be had, or is made of something else.
     """
+    check_settings("similarity", settings)
     if not isinstance(text, str) or not text.strip():
         raise OptionError(f"similarity needs a text to compare with, got {text!r}")
     encoder = load_encoder(
@@ -139,6 +140,7 @@ def sequence_classifier(
         OptionError: An argument cannot be, or no label is chosen; with the labels there are.
         ModelError: The model cannot be had, or must not be loaded.
     """
+    check_settings("sequence_classifier", settings)
     if template is not None and template not in TEMPLATES:
         known = ", ".join(f'"{t}"' for t in TEMPLATES)
         raise OptionError(f"template must be one of {known}; got {template!r}")

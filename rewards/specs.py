@@ -35,6 +35,7 @@ from guided_smc.rewards.scoring import shorten
 from guided_smc.rewards.texts import keywords, length, matches, readability, sentiment
 
 _WEIGHT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\*\s*(.+)", re.DOTALL)
+_NO_WEIGHT = re.compile(r"\s*(?:([^:*]*?)\s*\*|([+-])).+", re.DOTALL)
 _OF_A_PART = ("on", "name", "weight")
 _OF_THE_WHOLE = ("beta", "schedule", "name", "rewards")
 _OF_A_FUNCTION = ("timeout", "messages", "bounds")
@@ -135,6 +136,11 @@ def parse(spec: str) -> Reward:
     if not isinstance(spec, str) or not spec.strip():
         raise OptionError(f"a reward is named by a text such as 'length:200', got {spec!r}")
     weighted = _WEIGHT.fullmatch(spec)
+    if weighted is None and (wrong := _NO_WEIGHT.fullmatch(spec)):
+        if wrong[2]:
+            weight = f"{wrong[2]}1".lstrip("+")
+            raise OptionError(f"{spec.strip()!r}: a weight is a number and *, as in '{weight}*...'")
+        raise OptionError(f"{spec.strip()!r}: the weight {wrong[1]!r} is not a finite number")
     rest = (weighted[2] if weighted else spec).strip()
     made = _made(rest, {})
     return float(weighted[1]) * made if weighted else made

@@ -42,8 +42,24 @@ class Settings(TypedDict, total=False):
     name: str
 
 
+def check_settings(name: str, settings: Settings) -> None:
+    """Before anything is loaded.
+
+    Raises:
+        TypeError: One is unknown; Python would blame the class that a ready reward is made of.
+    """
+    for key in settings:
+        if key not in Settings.__annotations__:
+            known = ", ".join(Settings.__annotations__)
+            raise TypeError(
+                f"{name}() got an unexpected keyword argument {key!r} (besides its own it takes "
+                f"{known})"
+            )
+
+
 def _named(name: str, settings: Settings) -> dict[str, Any]:
     """Settings with a name."""
+    check_settings(name, settings)
     return {"name": name, **settings}
 
 

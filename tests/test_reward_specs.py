@@ -249,3 +249,16 @@ def test_a_file_cannot_make_python_objects(tmp_path):
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(OptionError, match="could not determine a constructor"):
         from_file(tmp_path / "r.yaml")
+
+
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        ("inf*length:20", "the weight 'inf' is not a finite number"),
+        ("nan * sentiment", "the weight 'nan' is not a finite number"),
+        ("-length:3", r"a weight is a number and \*, as in '-1\*"),
+    ],
+)
+def test_a_weight_that_is_none_is_told_as_such(spec, message):
+    with pytest.raises(OptionError, match=message):
+        parse(spec)

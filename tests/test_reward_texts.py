@@ -238,3 +238,9 @@ def test_ready_rewards_say_their_names():
     assert [r.name for r in made] == names
     assert length(5, name="short").name == "short"
     assert (0.7 * length(5) + 0.3 * sentiment()).name == "0.7*length + 0.3*sentiment"
+
+
+@pytest.mark.parametrize("make", [lambda k: length(20, **k), lambda k: sentiment(**k)])
+def test_a_misspelt_setting_names_the_reward_it_was_given_to(make):
+    with pytest.raises(TypeError, match=r"^(length|sentiment)\(\) got .* 'betta' .*beta, on"):
+        make({"betta": 2})
