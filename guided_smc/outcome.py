@@ -19,7 +19,7 @@ from guided_smc.potentials import Potential, Tilt
 from guided_smc.resampling import normalise
 from guided_smc.results import Diversity, FinishReason, Particle, Result, RewardEstimate, T
 
-_POOR_COVER = -2.0  # log-evidence of a run whose exact one is 0
+_POOR_COVER = -2.0  # of `Population.coverage`
 _DOUBTFUL = 0.01  # of the probability; less that was refused without being sure is not told
 
 _REASONS: dict[int, FinishReason] = {
@@ -95,7 +95,7 @@ def result(population: Population[T]) -> Result[T]:
         usage=population.usage,
         seed=request.seed,
         restarts=population.restarts,
-        warnings=(*request.warnings, *_warnings(population, log_evidence, spread)),
+        warnings=(*request.warnings, *_warnings(population, spread)),
         _parse=request.parse,
         _key=request.value_key,
     )
@@ -170,7 +170,7 @@ def _select(
     return ranked[:1] if select == "vote" else ranked
 
 
-def _warnings(population: Population[T], log_evidence: float, spread: Diversity) -> list[str]:
+def _warnings(population: Population[T], spread: Diversity) -> list[str]:
     """What the outcome says."""
     request, options = population.request, population.options
     found = list(request.warnings_of_loss if population.cut_short else ())
@@ -193,11 +193,12 @@ def _warnings(population: Population[T], log_evidence: float, spread: Diversity)
             "of the probability because no end was found behind them in time, though not every end "
             "was tried: log_evidence may be too low; raise max_tokens"
         )
-    free = request.constraint is None and not request.potentials and options.power == 1.0
-    if free and log_evidence < _POOR_COVER:
+    free = request.constraint is None and options.power == 1.0
+    if free and population.coverage < _POOR_COVER:
         found.append(
-            f"log_evidence is {log_evidence:.1f} where 0 is exact: the draft hardly ever says "
-            "what the target would; lower block_size, raise n_particles, or use a closer draft"
+            f"the draft's tokens have changed log_evidence by {population.coverage:.1f} where 0 is "
+            "exact: the draft hardly ever says what the target would; lower block_size, raise "
+            "n_particles, or use a closer draft"
         )
     tilted = any(isinstance(p, Tilt) and p.beta != 0 for p in request.potentials)
     if tilted and options.n_particles == 1:

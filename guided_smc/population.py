@@ -111,6 +111,9 @@ class Population(Generic[T]):
         pulling: The same, if it says which tokens are worth proposing.
         given_up: The probability left untried by each draw that gave up.
         log_evidence: float64 `[M]`, of each island up to its last resampling.
+        coverage: Log of what the tokens alone have multiplied the weights by, potentials left out:
+            without a constraint and a power 0 on average (in the exponential), and far below it
+            where the draft hardly says what the target would.
         luck: float64 `[families]`, see `Families`.
         doubted: Of each draw near the cap that refused tokens without being sure, their
             probability.
@@ -161,6 +164,7 @@ class Population(Generic[T]):
         self.status = np.zeros(n, dtype=np.int8)
         self.draft_holds = np.zeros(n, dtype=np.int64)
         self.log_evidence = np.zeros(self.options.islands)
+        self.coverage = 0.0
         self.scores = Scores(
             self.request.potentials,
             n,
@@ -240,7 +244,9 @@ class Population(Generic[T]):
         """`log w += α · log p − log q̃` for what each slot has sampled, float64 `[len(slots)]`."""
         self.log_p[slots] += log_p
         self.log_q[slots] += log_q
+        before = log_sum_exp(self.log_w)
         self.log_w[slots] += self.options.power * log_p - log_q
+        self.coverage += log_sum_exp(self.log_w) - before
         self._bury()
 
     def score(self, slots: np.ndarray) -> None:

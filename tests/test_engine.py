@@ -23,6 +23,7 @@ from guided_smc.models.table import TableModel
 from guided_smc.options import make_options
 from guided_smc.population import Request
 from guided_smc.results import ErrorEvent, ResultEvent, StepEvent
+from guided_smc.rewards import length
 from guided_smc.vocabulary import Vocabulary
 
 TARGET = TableModel.random(VOCABULARY, seed=11, eos_probability=0.1)
@@ -405,11 +406,15 @@ def test_a_greedy_target_is_not_drafted_for_and_the_result_says_so(greedy):
     assert alone.warnings == ()
 
 
-def test_a_draft_that_misses_the_target_is_told():
+@pytest.mark.parametrize("tilt", [{}, {"reward": length(4), "beta": 1.0}], ids=["free", "tilted"])
+def test_a_draft_that_misses_the_target_is_told(tilt):
     sure = TableModel(lambda c: [0.001, 0.999, 0, 0, 0, 0], VOCABULARY)
     target = TableModel(lambda c: [0.999, 0.001, 0, 0, 0, 0], VOCABULARY)
-    result = LM(target, draft=sure).generate("a", max_tokens=8, n_particles=2, seed=0)
-    assert any("log_evidence" in w for w in result.warnings)
+    settings = {"max_tokens": 8, "n_particles": 2, "seed": 0, **tilt}
+    missed = LM(target, draft=sure).generate("a", **settings)
+    assert any("hardly ever says" in w for w in missed.warnings)
+    met = LM(target, draft=target).generate("a", **settings)
+    assert not any("hardly ever says" in w for w in met.warnings)
 
 
 def test_nan_in_the_middle_of_a_block_is_an_error():
