@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from guided_smc.errors import GuidedSMCError, ModelError, PotentialError
+from guided_smc.lookahead import look_ahead
 from guided_smc.models.base import FollowingModel, FollowingSession, LanguageModel, Session
 from guided_smc.outcome import result
 from guided_smc.population import Population, Request, Status
@@ -368,6 +369,15 @@ class Engine:
                 # 0 · (−inf) does not occur: α is at least 0.001
                 alpha = torch.from_numpy(powers).to(scores.device, scores.dtype)
                 scores = scores * alpha.unsqueeze(-1)
+        ahead = False
+        if not draft and any(p.scores.lookahead for p in running):
+            with self._timed("potentials"):
+                live = [(r, running[g], s) for r, (g, s) in enumerate(rows) if active[r]]
+                untilted = scores
+                scores, failed = look_ahead(live, scores, mask)
+                ahead = scores is not untilted
+            errors.update({rows[r][0]: error for r, error in failed.items()})
+        with self._timed(phase):
             weights, log_scale = masked_weights(scores, mask)
             u = torch.from_numpy(uniforms)
             tokens, total = draw(weights, u)
@@ -388,7 +398,7 @@ class Engine:
             tokens = tokens.clamp_(max=log_p.shape[-1] - 1)  # where there was none to draw
             taken = tokens.unsqueeze(-1)
             log_p_taken = log_p.gather(-1, taken).squeeze(-1).double().cpu().numpy()
-            if not draft and mask is None and np.all(powers == 1.0):
+            if not (draft or ahead) and mask is None and np.all(powers == 1.0):
                 # The target proposes for itself: Z is 1, not 1 to within rounding.
                 log_q_taken = log_p_taken
                 log_z = torch.where(total > 0, torch.zeros_like(total), total.log()).cpu().numpy()

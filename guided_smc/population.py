@@ -6,7 +6,7 @@ is still growing has one there, in the order of its slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Generic
@@ -256,11 +256,35 @@ class Population(Generic[T]):
         self.scores.update(self.log_w, growing, ended, self._completion)
         self._bury()
 
+    def look_ahead(self, likely: Sequence[tuple[int, Sequence[int]]]) -> list[np.ndarray]:
+        """What each of some tokens would multiply a slot's score by, in logs, were it appended.
+
+        Args:
+            likely: Slots, with tokens.
+
+        Returns:
+            For each slot, float64, one number for each of its tokens.
+        """
+        eos = set(self.vocabulary.eos_ids)
+        asked: list[tuple[int, Completion, bool]] = []
+        for slot, tokens in likely:
+            ids = self.token_ids(slot)
+            at_cap = len(ids) + 1 >= self.options.max_tokens and self.request.constraint is None
+            for token in tokens:
+                ends = token in eos or self.ends(slot, token)
+                after = ids if token in eos else (*ids, token)
+                asked.append((slot, self._completion_of(after, ends or at_cap), at_cap))
+        gained = self.scores.ahead(asked)
+        return np.split(gained, np.cumsum([len(tokens) for _, tokens in likely])[:-1])
+
     def _completion(self, slot: int, finished: bool) -> Completion:
+        return self._completion_of(self.token_ids(slot), finished)
+
+    def _completion_of(self, token_ids: tuple[int, ...], finished: bool) -> Completion:
         return Completion(
             prompt=self.request.prompt,
-            token_ids=self.token_ids(slot),
-            text=self.text(slot, finished),
+            token_ids=token_ids,
+            text=self._text_of(token_ids, finished),
             finished=finished,
             vocabulary=self.vocabulary,
             columns=self.request.columns,
@@ -442,6 +466,9 @@ class Population(Generic[T]):
 
     def text(self, slot: int, finished: bool) -> str:
         """Their text, cut before a stop string; unfinished, without half characters."""
-        data = self.vocabulary.decode_bytes(self.token_ids(slot))
+        return self._text_of(self.token_ids(slot), finished)
+
+    def _text_of(self, token_ids: tuple[int, ...], finished: bool) -> str:
+        data = self.vocabulary.decode_bytes(token_ids)
         cuts = [at for stop in self._stops if (at := data.find(stop)) >= 0]
         return self.vocabulary.to_text(data[: min(cuts)] if cuts else data, finished=finished)

@@ -115,9 +115,11 @@ class Tilt(Potential):
         adaptive: Whether the engine chooses β of unfinished texts, from 0 up to `beta`: as large as
             leaves enough particles that count. If not, it is `prefix_beta`.
         bounds: Least and largest R, where they are known.
+        lookahead: How many of the likeliest next tokens are scored before one of them is drawn.
     """
 
     beta: float = 1.0
+    lookahead: int = 0
     adaptive: bool = False
     bounds: tuple[float, float] | None = None
 

@@ -105,6 +105,55 @@ class Scores:
                 new = _weights(tilt, rewards, texts, betas)
             self._set(log_w, chosen, i, new)
 
+    @property
+    def lookahead(self) -> int:
+        """How many next tokens of each particle are to be scored before one is drawn."""
+        return max((tilt.lookahead for _, tilt in self._looking), default=0)
+
+    @property
+    def _looking(self) -> list[tuple[int, Tilt]]:
+        return [
+            (i, p)
+            for i, p in enumerate(self.potentials)
+            if isinstance(p, Tilt) and p.lookahead and self.steer and p.scores_prefixes
+        ]
+
+    def ahead(self, texts: Sequence[tuple[int, Completion, bool]]) -> np.ndarray:
+        """`log ψ(x v) − log ψ(x)` of the tilts that look ahead, float64, one for each text.
+
+        A text that would end has β_t's part of its score alone, as those that go on, unless all end
+        now: else ends would be drawn for what they have ahead of the others in β.
+
+        Args:
+            texts: Slots, each with a text that it may have next, and whether all end now.
+
+        Raises:
+            PotentialError: As `update`.
+        """
+        gained = np.zeros(len(texts))
+        for i, tilt in self._looking:
+            # Particles of one ancestry have most of what comes next in common.
+            known: dict[tuple[Any, ...], int] = {}
+            at = [known.setdefault((c.token_ids, c.finished), len(known)) for _, c, _ in texts]
+            first = np.unique(at, return_index=True)[1]
+            rewards = np.zeros(len(known))
+            for finished, ask in ((True, tilt.rewards), (False, tilt.prefix_rewards)):
+                which = [j for j in first.tolist() if texts[j][1].finished == finished]
+                if which:
+                    found = _ask(tilt, ask, [texts[j][1] for j in which])
+                    rewards[[at[j] for j in which]] = found
+            size = len(self.log_psi) // self.islands
+            for j, (slot, completion, all_end) in enumerate(texts):
+                if all_end:
+                    beta = tilt.beta
+                elif tilt.adaptive:
+                    beta = float(self.fractions[slot // size, i]) * tilt.beta
+                else:
+                    beta = tilt.prefix_beta(completion)
+                new = tilt.weigh(float(rewards[at[j]]), completion, beta)
+                gained[j] += new - self.log_psi[slot, i]
+        return gained
+
     def held_back(self, growing: Completion) -> np.ndarray:
         """What a resampling is not to count yet, float64 `[N]`: to be added to the log-weights.
 

@@ -106,7 +106,7 @@ def total(terms: Sequence[tuple[float, Any]]) -> Any:
     """The sum of multiples of rewards and numbers; sums in it are flattened.
 
     Raises:
-        OptionError: A weight is not finite, or a reward has a β or a schedule of its own.
+        OptionError: A weight is not finite, or a reward has a β, schedule or lookahead of its own.
     """
     parts: list[Reward] = []
     weights: list[float] = []
@@ -185,6 +185,11 @@ def _check_part(part: Reward) -> None:
         raise OptionError(
             f"the reward {part.name!r} has schedule={part.schedule!r}, and the schedule belongs to "
             "the whole: write (...).with_(schedule=...) around all"
+        )
+    if part.lookahead:
+        raise OptionError(
+            f"the reward {part.name!r} has lookahead={part.lookahead}, and the lookahead belongs "
+            "to the whole: write (...).with_(lookahead=...) around all"
         )
 
 

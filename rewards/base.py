@@ -53,6 +53,9 @@ class Reward(Tilt):
             enough particles that count.
         name: In results and messages.
         bounds: Least and largest R.
+        lookahead: How many of the likeliest next tokens are scored, for each particle, before the
+            target draws one: those that raise R are drawn more often, and the weights make up for
+            it. Costs that many scores a token, and no passes of the model.
 
     Raises:
         OptionError: One of them cannot be.
@@ -78,6 +81,7 @@ class Reward(Tilt):
         schedule: Schedule = "constant",
         name: str | None = None,
         bounds: tuple[float, float] | None = None,
+        lookahead: int = 0,
     ) -> None:
         self.beta = check_beta(beta)
         self.on: str | None = self.natural_on if on is None else check_on(on)
@@ -85,6 +89,9 @@ class Reward(Tilt):
         self.adaptive = schedule == "adaptive"
         self.name = name or type(self).__name__
         self.bounds = check_bounds(bounds)
+        self.lookahead = _check_lookahead(lookahead)
+        if self.on == "end":
+            self._check_that_it_speaks()
         self._cache: Cache[Any] = Cache()
 
     def __repr__(self) -> str:
@@ -277,9 +284,10 @@ class Reward(Tilt):
         schedule: Schedule | None = None,
         name: str | None = None,
         timeout: float | None = None,
+        lookahead: int | None = None,
     ) -> Own:
-        """A copy with another β, time to speak, schedule, name or time limit (in seconds, of one
-        call for all texts of a step); None leaves it as it is.
+        """A copy with another β, time to speak, schedule, name, time limit (in seconds, of one call
+        for all texts of a step) or lookahead; None leaves it as it is.
 
         Raises:
             OptionError: One of them cannot be.
@@ -296,7 +304,18 @@ class Reward(Tilt):
             other._rename(name)
         if timeout is not None:
             other._limit(check_timeout(timeout))
+        if lookahead is not None:
+            other.lookahead = _check_lookahead(lookahead)
+        if not other.scores_prefixes and other.beta != 0:
+            other._check_that_it_speaks()
         return other
+
+    def _check_that_it_speaks(self) -> None:
+        if self.lookahead:
+            raise OptionError(
+                f"lookahead needs a reward that scores unfinished texts, and {self.name!r} has "
+                'on="end": give another on='
+            )
 
     def _limit(self, timeout: float | None) -> None:
         self.timeout = timeout
@@ -390,6 +409,12 @@ class Reward(Tilt):
         from guided_smc.rewards.arithmetic import standardised
 
         return standardised(self, mean, std)
+
+
+def _check_lookahead(lookahead: Any) -> int:
+    if isinstance(lookahead, bool) or not isinstance(lookahead, int) or lookahead < 0:
+        raise OptionError(f"lookahead must be a number of tokens, 0 or more, got {lookahead!r}")
+    return lookahead
 
 
 def check_timeout(timeout: Any) -> float | None:

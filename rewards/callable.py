@@ -39,6 +39,7 @@ def reward(
     bounds: tuple[float, float] | None = None,
     name: str | None = None,
     messages: bool | None = None,
+    lookahead: int = 0,
 ) -> CallableReward:
     """A potential `exp(β·R)` from a function that scores texts.
 
@@ -60,6 +61,8 @@ def reward(
         name: In results and messages; by default the function's.
         messages: Whether `completions` are lists of one chat message, and not texts. Default: where
             the prompt is a list of messages.
+        lookahead: How many of the likeliest next tokens are scored before one is drawn; see
+            `Reward`.
 
     Raises:
         OptionError: A value cannot be, or a signature fits neither convention.
@@ -74,6 +77,7 @@ def reward(
         bounds=bounds,
         name=name,
         messages=messages,
+        lookahead=lookahead,
     )
 
 
@@ -100,13 +104,21 @@ class CallableReward(Reward):
         bounds: tuple[float, float] | None = None,
         name: str | None = None,
         messages: bool | None = None,
+        lookahead: int = 0,
     ) -> None:
         for function in (fn, prefix):
             if not callable(function) and (function is fn or prefix is not None):
                 raise OptionError(f"a reward must be callable, got {shorten(repr(function))}")
         if on is None:
             on = "end" if prefix is None else "step"
-        super().__init__(beta=beta, on=on, schedule=schedule, name=name or _name(fn), bounds=bounds)
+        super().__init__(
+            beta=beta,
+            on=on,
+            schedule=schedule,
+            name=name or _name(fn),
+            bounds=bounds,
+            lookahead=lookahead,
+        )
         if prefix is not None and on == "end":
             raise OptionError(f'the reward {self.name!r} has prefix= and on="end": never asked')
         if messages not in (None, True, False):

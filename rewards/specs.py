@@ -37,7 +37,7 @@ from guided_smc.rewards.texts import keywords, length, matches, readability, sen
 _WEIGHT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\*\s*(.+)", re.DOTALL)
 _NO_WEIGHT = re.compile(r"\s*(?:([^:*]*?)\s*\*|([+-])).+", re.DOTALL)
 _OF_A_PART = ("on", "name", "weight")
-_OF_THE_WHOLE = ("beta", "schedule", "name", "rewards")
+_OF_THE_WHOLE = ("beta", "schedule", "lookahead", "name", "rewards")
 _OF_A_FUNCTION = ("timeout", "messages", "bounds")
 
 
@@ -149,9 +149,9 @@ def parse(spec: str) -> Reward:
 def from_file(path: str | os.PathLike[str]) -> Reward:
     """The reward that a YAML or TOML file describes: a weighted sum.
 
-    The file has `rewards`, a list of specs or of mappings, and may have `beta`, `schedule` and
-    `name` of the whole. A mapping has `reward`, a name or a spec, may have `weight`, `on` and
-    `name`, and the reward's other arguments by name.
+    The file has `rewards`, a list of specs or of mappings, and may have `beta`, `schedule`,
+    `lookahead` and `name` of the whole. A mapping has `reward`, a name or a spec, may have
+    `weight`, `on` and `name`, and the reward's other arguments by name.
 
     Raises:
         OptionError: The file cannot be read, or something in it cannot be; with the place.
@@ -169,7 +169,7 @@ def from_file(path: str | os.PathLike[str]) -> Reward:
         parts = [_entry(i, entry) for i, entry in enumerate(entries)]
         whole = sum(parts[1:], parts[0])
         return whole.with_(
-            beta=data.get("beta"), schedule=data.get("schedule"), name=data.get("name")
+            **{key: data.get(key) for key in ("beta", "schedule", "lookahead", "name")}
         )
     except OptionError as error:
         raise OptionError(f"{path}: {error}") from None

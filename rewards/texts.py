@@ -1,7 +1,8 @@
 """Ready rewards that read the text alone: length, keywords, patterns, readability, sentiment, JSON
 fields.
 
-Each takes `beta`, `on`, `schedule` and `name` besides its own arguments (see `Reward`).
+Each takes `beta`, `on`, `schedule`, `lookahead` and `name` besides its own arguments (see
+`Reward`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Settings(TypedDict, total=False):
     beta: float
     on: str
     schedule: Schedule
+    lookahead: int
     name: str
 
 

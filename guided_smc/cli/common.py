@@ -125,6 +125,13 @@ def reward_options(command: Command) -> Command:
                 help="How strength grows along unfinished texts.  [default: constant]",
             ),
             click.option(
+                "--reward-lookahead",
+                type=click.IntRange(min=0),
+                metavar="TOKENS",
+                help="Score so many of the likeliest next tokens before one is drawn.  "
+                "[default: 0]",
+            ),
+            click.option(
                 "--reward-timeout",
                 type=click.FloatRange(min=0, min_open=True),
                 help="Seconds that one call of a reward may take.",

@@ -67,7 +67,7 @@ def load_tilt(given: dict[str, Any], *, beta: float | None) -> Tilting:
     named, file = list(given["reward"]), given["rewards"]
     if named and file:
         raise click.UsageError("--reward and --rewards exclude each other")
-    how = {name: given[f"reward_{name}"] for name in ("on", "schedule", "timeout")}
+    how = {name: given[f"reward_{name}"] for name in ("on", "schedule", "lookahead", "timeout")}
     if not named and not file:
         extra = ["--beta"] if beta is not None else []
         extra += [f"--reward-{name}" for name, value in how.items() if value is not None]
@@ -100,7 +100,9 @@ def _as_typed(message: str) -> str:
     if message.startswith("beta "):
         return f"--{message}"
     return (
-        f"--reward-{message}" if message.startswith(("schedule ", "on ", "timeout ")) else message
+        f"--reward-{message}"
+        if message.startswith(("schedule ", "on ", "lookahead ", "timeout "))
+        else message
     )
 
 
