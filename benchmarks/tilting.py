@@ -2,7 +2,7 @@
 
     python benchmarks/tilting.py --plots docs
 
-Three tasks with real rewards over the same 40 subjects each. Every prompt runs with N particles for
+Four tasks with real rewards, over 40 subjects each. Every prompt runs with N particles for
 each β, and once without a tilt for the N candidates of the baselines. What is compared is the
 largest β whose posterior is no further from the model than best-of-N: that is log N − (N−1)/N and,
 under a schema, what token masking adds.
@@ -34,9 +34,19 @@ PROMPTS = 40
 THRESHOLD = 0.8
 """Resampling often and mildly: a tilt that grows along a text is best followed as it grows."""
 
+LOOKAHEAD = 32
+"""Of the rewards that are fast to ask."""
+
 SUBJECTS = Path(__file__).with_name("subjects.txt")
 
 GOAL = "The old lighthouse keeper watched the storm roll in over the dark sea."
+
+SENTENCE = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "maxLength": 100}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
 
 PERSON = {
     "type": "object",
@@ -91,9 +101,17 @@ def tasks() -> dict[str, Task]:
         "sentiment": Task(
             "Write one sentence about {}.",
             subjects("gloomy"),
-            rewards.sentiment(on="step", schedule="linear"),
-            (6.5, 7.5),
+            rewards.sentiment(on="step", schedule="linear", lookahead=LOOKAHEAD),
+            (6.0, 7.0, 8.0),
             32,
+        ),
+        "sentiment in JSON": Task(
+            "Write one sentence about {}, as JSON with the key text.",
+            subjects("gloomy"),
+            rewards.sentiment(on="step", schedule="linear", lookahead=LOOKAHEAD),
+            (8.0, 12.0),
+            40,
+            {"output_type": guided_smc.json_schema(SENTENCE, whitespace="line")},
         ),
         "similarity": Task(
             "Write one sentence about {}.",
@@ -105,8 +123,8 @@ def tasks() -> dict[str, Task]:
         "age": Task(
             "Invent a {}, as JSON with name and age.",
             subjects("people"),
-            rewards.reward(age, prefix=age_so_far, name="age"),
-            (11.0, 13.0),
+            rewards.reward(age, prefix=age_so_far, lookahead=LOOKAHEAD, name="age"),
+            (18.0, 26.0),
             40,
             {"output_type": guided_smc.json_schema(PERSON, whitespace="line")},
         ),
@@ -132,7 +150,7 @@ def main(quick: bool, only: str | None, plots: Path | None, out: Path | None) ->
         swept = run(lm, task, prompts, n, max_tokens)
         cells[name] = {"seconds": time.perf_counter() - start, **summary(swept, n)}
         if plots:
-            swept.save(plots / f"frontier-{name}.svg")
+            swept.save(plots / f"frontier-{name.replace(' ', '-')}.svg")
     results = {
         "benchmark": "tilting",
         "machine": found,
