@@ -7,7 +7,7 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 # Ignored: setuptools' note that an editable install follows the folders here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test conformance bench lint format install dev model clean
+.PHONY: demo test kernels conformance bench lint format install dev model clean
 
 install: $(VENV)/.installed  ## the package and what it needs
 dev: $(VENV)/.dev            ## and what its tests need
@@ -36,6 +36,9 @@ demo: $(VENV)/.model         ## prompts in, typed JSON out
 # Two files at a time, with a thread each: most tests are too small for more threads.
 test: $(VENV)/.dev $(VENV)/.model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+kernels: $(VENV)/.dev        ## the kernels in Triton's interpreter, at real vocabularies' sizes too
+	$(BIN)/python -m pytest -m "slow or not slow" tests/test_kernels*.py
 
 conformance: $(VENV)/.dev $(VENV)/.model  ## JSON Schema against schemas with known answers
 	$(BIN)/python tests/conformance.py

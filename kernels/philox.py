@@ -59,14 +59,15 @@ def words(seed: torch.Tensor, counter: torch.Tensor, width: int) -> torch.Tensor
         width: Tokens.
     """
     blocks = -(-width // (4 * STRIDE))
-    call = torch.arange(blocks * STRIDE, device=seed.device)
+    lanes = min(width, STRIDE)  # where this is less than STRIDE, only first words are wanted
+    call = torch.arange(blocks * lanes, device=seed.device)
     seed, counter = seed.unsqueeze(-1), counter.unsqueeze(-1)
     four = philox(
         (call, counter & _LOW, (counter >> 32) & _LOW, torch.zeros_like(call)),
         (seed & _LOW, (seed >> 32) & _LOW),
     )
     n_rows = len(seed)
-    apart = torch.stack([w.view(n_rows, blocks, STRIDE) for w in four], dim=2)
+    apart = torch.stack([w.view(n_rows, blocks, lanes) for w in four], dim=2)
     return apart.view(n_rows, -1)[:, :width]
 
 

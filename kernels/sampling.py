@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from guided_smc.kernels.dispatch import check, operator
+from guided_smc.kernels.dispatch import check, operator, runs_kernel
 from guided_smc.kernels.philox import exponentials, words
 from guided_smc.options import GREEDY_TEMPERATURE
 
@@ -66,6 +66,13 @@ def sample_masked(
     check_rows("sample_masked", scores, bitmask, seed, counter, active)
     check("sample_masked", "scores", scores, LOGITS, (None, None), scores)
     check("sample_masked", "temperature", temperature, torch.float32, (len(scores),), scores)
+    if runs_kernel(scores):
+        from guided_smc.kernels.sampling_triton import launch
+
+        _, token, _, log_q, log_z = launch(
+            scores.unsqueeze(1), None, None, bitmask, temperature, None, seed, counter, active
+        )
+        return token, log_q, log_z
     return sample_masked_reference(scores, bitmask, temperature, seed, counter, active)
 
 
@@ -80,7 +87,9 @@ def sample_masked_reference(
     """`sample_masked` in torch: what it means."""
     log_probs = LogProbs(scores, reciprocal(temperature))
     token, _, log_q, log_z = log_probs.draw(bitmask, None, seed, counter)
-    log_z = torch.where(log_probs.top.squeeze(-1).isneginf(), NEG_INF, log_z)
+    # Scores that are all −inf are no p, but an answer to a draw.
+    dead = log_probs.top.squeeze(-1).isneginf()
+    log_q, log_z = (torch.where(dead, NEG_INF, x) for x in (log_q, log_z))
     if active is None:
         return token, log_q, log_z
     return (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from guided_smc.kernels.dispatch import check, operator
+from guided_smc.kernels.dispatch import check, operator, runs_kernel
 from guided_smc.kernels.sampling import LOGITS, LogProbs, check_rows, reciprocal
 
 
@@ -75,6 +75,10 @@ def verify(
     check("verify", "count", count, torch.int64, (n_rows,), logits)
     check("verify", "temperature", temperature, torch.float32, (n_rows,), logits)
     check("verify", "power", power, torch.float64, (n_rows,), logits)
+    if runs_kernel(logits):
+        from guided_smc.kernels.sampling_triton import launch
+
+        return launch(logits, tokens, count, bitmask, temperature, power, seed, counter, active)
     return verify_reference(
         logits, tokens, count, bitmask, temperature, power, seed, counter, active
     )

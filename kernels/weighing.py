@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from guided_smc.kernels.dispatch import check, operator
+from guided_smc.kernels.dispatch import check, operator, runs_kernel
 
 NEG_INF = float("-inf")
 SCHEMES = ("systematic", "stratified")
@@ -74,6 +74,11 @@ def weigh_resample(
         raise ValueError(
             f"weigh_resample: scheme must be one of {', '.join(SCHEMES)}, got {scheme!r}"
         )
+    if runs_kernel(log_w):
+        from guided_smc.kernels import weighing_triton
+
+        if size[1] <= weighing_triton.MOST:
+            return weighing_triton.launch(log_w, increment, held, threshold, uniform, scheme)
     return weigh_resample_reference(log_w, increment, held, threshold, uniform, scheme)
 
 
@@ -117,7 +122,8 @@ def weigh_resample_reference(
 
 def _inverse_cdf(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """Index of the weight under each point of [0, 1), `[G, N]`; never one whose weight is 0."""
-    cdf = weights.cumsum(dim=-1)
+    # The largest so far of the weights above 0: a device's scan may round one of 0 upwards.
+    cdf = torch.where(weights > 0, weights.cumsum(dim=-1), 0.0).cummax(dim=-1).values
     index = torch.searchsorted(cdf, points * cdf[:, -1:], right=True)
     slots = torch.arange(weights.shape[1], device=weights.device)
     last = torch.where(weights > 0, slots, 0).amax(dim=-1, keepdim=True)

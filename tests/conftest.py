@@ -61,3 +61,28 @@ def load():
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
             del sys.modules[name]
+
+
+def needs_triton() -> None:
+    from guided_smc.kernels.dispatch import has_triton
+
+    if not has_triton():
+        pytest.skip("Triton has no release for this machine")
+
+
+@pytest.fixture(scope="session")
+def interpreted():
+    """`interpreted(function, *args)` runs kernels on CPU tensors in Triton's interpreter."""
+    needs_triton()
+    from elsewhere import interpreting
+
+    yield from interpreting()
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """`compiled(kernels_compiled, capability, launch, *args)`: see `elsewhere`."""
+    needs_triton()
+    from elsewhere import compiling
+
+    yield from compiling()
