@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -58,6 +59,11 @@ def runs_kernel(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda or (
         tensor.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     )
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be that of a tensor."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def check(

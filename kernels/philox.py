@@ -22,7 +22,7 @@ STRIDE = 1024
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
-_SMALL = 2.0**-7  # below it a series is used, see `exponentials`
+_SMALL = 2.0**-5  # below it `exponentials` are a series, since 1 − u would round away their digits
 
 
 def philox(

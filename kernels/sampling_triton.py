@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from guided_smc.kernels.dispatch import on_device_of
 from guided_smc.kernels.philox import ROUNDS, STRIDE
 from guided_smc.options import GREEDY_TEMPERATURE
 
@@ -52,58 +53,62 @@ def launch(
     winner = torch.empty(n_rows, positions, n_blocks, dtype=torch.int32, device=logits.device)
     log_p = torch.empty(n_rows, positions - 1, dtype=torch.float64, device=logits.device)
     token = torch.empty(n_rows, dtype=torch.int64, device=logits.device)
-    of_token = torch.empty(3, n_rows, dtype=torch.float64, device=logits.device)
+    token_log_p = torch.empty(n_rows, dtype=torch.float64, device=logits.device)
+    token_log_q = torch.empty_like(token_log_p)
+    log_z = torch.empty_like(token_log_p)
     if n_rows == 0:
-        return log_p, token, of_token[0], of_token[1], of_token[2]
+        return log_p, token, token_log_p, token_log_q, log_z
     temperature, seed, counter = temperature.contiguous(), seed.contiguous(), counter.contiguous()
     tokens, count, bitmask, power, active = (
         None if x is None else x.contiguous() for x in (tokens, count, bitmask, power, active)
     )
-    _race_blocks[(n_blocks, positions, n_rows)](
-        logits,
-        logits.stride(0),
-        logits.stride(1),
-        width,
-        count,
-        bitmask,
-        0 if bitmask is None else bitmask.shape[1],
-        temperature,
-        power,
-        seed,
-        counter,
-        active,
-        real,
-        winner,
-        real.stride(0),
-        num_warps=_WARPS,
-        enable_fp_fusion=True,  # said, since releases of Triton differ in what is the default
-    )
-    _combine_blocks[(positions, n_rows)](
-        logits,
-        logits.stride(0),
-        logits.stride(1),
-        tokens,
-        count,
-        temperature,
-        power,
-        active,
-        real,
-        winner,
-        real.stride(0),
-        n_blocks,
-        log_p,
-        token,
-        of_token[0],
-        of_token[1],
-        of_token[2],
-        BLOCKS=triton.next_power_of_2(n_blocks),
-        num_warps=1,  # some tens of numbers
-        enable_fp_fusion=True,
-    )
-    return log_p, token, of_token[0], of_token[1], of_token[2]
+    with on_device_of(logits):
+        _race_blocks[(n_blocks, positions, n_rows)](
+            logits,
+            logits.stride(0),
+            logits.stride(1),
+            width,
+            count,
+            bitmask,
+            0 if bitmask is None else bitmask.shape[1],
+            temperature,
+            power,
+            seed,
+            counter,
+            active,
+            real,
+            winner,
+            real.stride(0),
+            num_warps=_WARPS,
+            enable_fp_fusion=True,  # said, since releases of Triton differ in what is the default
+        )
+        _combine_blocks[(positions, n_rows)](
+            logits,
+            logits.stride(0),
+            logits.stride(1),
+            tokens,
+            count,
+            temperature,
+            power,
+            active,
+            real,
+            winner,
+            real.stride(0),
+            n_blocks,
+            log_p,
+            token,
+            token_log_p,
+            token_log_q,
+            log_z,
+            BLOCKS=triton.next_power_of_2(n_blocks),
+            num_warps=1,  # some tens of numbers
+            enable_fp_fusion=True,
+        )
+    return log_p, token, token_log_p, token_log_q, log_z
 
 
-@triton.jit
+# Sizes that change from call to call are not worth a compilation each.
+@triton.jit(do_not_specialize=["plane"])
 def _race_blocks(
     logits,
     row_stride,
@@ -176,7 +181,7 @@ def _race_blocks(
     tl.store(winner + offset, best_token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["plane"])
 def _combine_blocks(
     logits,
     row_stride,
@@ -211,7 +216,7 @@ def _combine_blocks(
             if (position >= last) | (is_active == 0):
                 tl.store(log_p + row * width + position, 0.0)
     if is_active == 0:
-        if position == last:
+        if position == 0:
             tl.store(bonus + row, -1)
             tl.store(bonus_log_p + row, 0.0)
             tl.store(bonus_log_q + row, 0.0)
@@ -329,7 +334,7 @@ def _exponential(word):
     # As `philox.exponentials`.
     u = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
     series = u * (1.0 + u * (0.5 + u * (0.3333333333333333 + u * 0.25)))
-    return tl.where(u < 0.0078125, series, -tl.log(1.0 - u))
+    return tl.where(u < 0.03125, series, -tl.log(1.0 - u))
 
 
 @triton.jit

@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from guided_smc.kernels.dispatch import on_device_of
+
 MOST = 128
 """Largest N: the pairs of more slots would not fit the registers."""
 
@@ -35,24 +37,25 @@ def launch(
     if n_groups == 0 or n == 0:
         return new, ancestors, ess.zero_(), evidence.zero_(), resampled.zero_()
     slots = triton.next_power_of_2(n)
-    _weigh_resample[(n_groups,)](
-        log_w.contiguous(),
-        increment.contiguous(),
-        None if held is None else held.contiguous(),
-        threshold.contiguous(),
-        uniform.contiguous(),
-        new,
-        ancestors,
-        ess,
-        evidence,
-        resampled,
-        N=n,
-        SLOTS=slots,
-        STRATIFIED=scheme == "stratified",
-        # One warp needs no barriers; 64² pairs are too many for its registers.
-        num_warps=1 if slots <= 16 else 4,
-        enable_fp_fusion=True,  # said, since releases of Triton differ in what is the default
-    )
+    with on_device_of(log_w):
+        _weigh_resample[(n_groups,)](
+            log_w.contiguous(),
+            increment.contiguous(),
+            None if held is None else held.contiguous(),
+            threshold.contiguous(),
+            uniform.contiguous(),
+            new,
+            ancestors,
+            ess,
+            evidence,
+            resampled,
+            N=n,
+            SLOTS=slots,
+            STRATIFIED=scheme == "stratified",
+            # One warp needs no barriers; 64² pairs are too many for its registers.
+            num_warps=1 if slots <= 16 else 4,
+            enable_fp_fusion=True,  # said, since releases of Triton differ in what is the default
+        )
     return new, ancestors, ess, evidence, resampled
 
 

@@ -75,10 +75,10 @@ def test_a_word_depends_on_seed_counter_and_token_alone():
         assert float((together[a] == together[(a + 1) % 3]).float().mean()) < 0.01
 
 
-@pytest.mark.parametrize("word", [0, 1, 2**20, 2**25 - 1, 2**25, 2**31, 2**32 - 2**12])
+@pytest.mark.parametrize("word", [0, 1, 2**20, 2**27 - 2**8, 2**27, 2**31, 2**32 - 2**20])
 def test_exponentials_are_the_inverse_of_their_law_at_the_word(word):
     expected = -math.log1p(-(word + 0.5) / 2**32)
-    assert float(exponentials(torch.tensor(word))) == pytest.approx(expected, rel=1e-5)
+    assert float(exponentials(torch.tensor(word))) == pytest.approx(expected, rel=2e-6)
 
 
 def test_the_largest_word_gives_a_finite_exponential():
