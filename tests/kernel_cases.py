@@ -79,4 +79,10 @@ def weighing_case(seed: int, groups: int, n: int, held: bool, scheme: str):
     threshold = torch.rand(groups, generator=g, dtype=torch.float64)
     threshold[1::2] = 1.0
     uniform = torch.rand(groups, n, generator=g, dtype=torch.float64)
+    if groups > 3:
+        # The last point rounds to the very end of the weights, where the dead are.
+        uniform[3] = 1.0 - 2.0**-53
+        increment[3] = torch.where(torch.arange(n) == 0, 9.0, increment[3])
+        increment[3, n // 2 + 1 :] = -INF
+        log_w[3, 0] = log_w[3].amax()
     return log_w, increment, normal() if held else None, threshold, uniform, scheme

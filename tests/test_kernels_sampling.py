@@ -75,6 +75,14 @@ def test_a_word_depends_on_seed_counter_and_token_alone():
         assert float((together[a] == together[(a + 1) % 3]).float().mean()) < 0.01
 
 
+def test_every_bit_of_seed_and_counter_counts():
+    bit = torch.tensor([0] + [1 << i for i in range(63)] + [-(1 << 63)])
+    none = torch.zeros_like(bit)
+    found = torch.cat([words(bit, none, 3), words(none, bit, 3)[1:]])
+    for column in found.T:
+        assert len(column.unique()) == len(found)
+
+
 @pytest.mark.parametrize("word", [0, 1, 2**20, 2**27 - 2**8, 2**27, 2**31, 2**32 - 2**20])
 def test_exponentials_are_the_inverse_of_their_law_at_the_word(word):
     expected = -math.log1p(-(word + 0.5) / 2**32)
@@ -356,7 +364,7 @@ def test_the_kernel_takes_no_rows(interpreted):
 
 
 # Few in the tests that always run: the reference draws the same tokens.
-@pytest.mark.parametrize("n", [60, pytest.param(3_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [60, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_draws_of_the_kernel_have_the_law_of_the_masked_scores(interpreted, n):
     scores = torch.tensor([0.3, 0.0, 2.0, 1.0])
     mask = torch.tensor([1, 1, 0, 1]).bool()
@@ -374,10 +382,13 @@ def test_draws_of_the_kernel_have_the_law_of_the_masked_scores(interpreted, n):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [49_152, 128_256, 151_936, 262_144])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_kernels_agree_with_the_references_at_the_vocabularies_of_real_models(
-    interpreted, width, dtype
-):
-    case = sampling_case(9, 7, width, dtype)
+def test_the_sampling_kernel_agrees_at_the_vocabularies_of_real_models(interpreted, width, dtype):
+    case = sampling_case(9, 6, width, dtype)
     assert_same(interpreted(kernels.sample_masked, *case), sample_masked_reference(*case))
-    case = verifying_case(10, 7, 2, width, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [49_152, 128_256, 151_936, 262_144])
+def test_the_verification_kernel_agrees_at_the_vocabularies_of_real_models(interpreted, width):
+    case = verifying_case(10, 3, 1, width, torch.bfloat16)
     assert_same(interpreted(kernels.verify, *case), verify_reference(*case))
