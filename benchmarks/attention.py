@@ -58,16 +58,17 @@ def main(quick: bool, repeats: int, out: Path | None) -> None:
             way: {"ms": spread([1e3 * x.seconds for x in laps[way]]), "kv_mib": held[way]}
             for way in WAYS
         }
+    length = LONG_PROMPT // 5 if quick else LONG_PROMPT
     results = {
         "benchmark": "attention",
         "machine": found,
         "settings": {"model": MODEL, "repeats": repeats, "in_place_from": particles.IN_PLACE},
         "cases": cases,
-        "long_prompt": {"tokens": LONG_PROMPT, "kv": shared_prompt(lm)},
+        "long_prompt": {"tokens": length, "kv": shared_prompt(lm, length)},
     }
     report(
         results,
-        [table_of(cases), memory_table(results["long_prompt"]["kv"])],
+        [table_of(cases), memory_table(results["long_prompt"])],
         out or RESULTS / "attention-cpu.json",
     )
 
@@ -93,12 +94,12 @@ def begin(lm: guided_smc.LM, way: str, rows: int, prompt: int, tail: int) -> Par
     return session
 
 
-def shared_prompt(lm: guided_smc.LM) -> dict[str, dict[str, float]]:
+def shared_prompt(lm: guided_smc.LM, length: int) -> dict[str, dict[str, float]]:
     """MiB of K/V behind a long prompt, before tails and after one token of each particle."""
     found = {}
     for rows in SHARING:
         session: ParticleSession = lm.model.start_session()
-        session.prefill([[100 + i % 500 for i in range(LONG_PROMPT)]], [rows])
+        session.prefill([[100 + i % 500 for i in range(length)]], [rows])
         before = session.cache.nbytes
         tokens, ones = torch.full((rows, 1), 100), torch.ones(rows, dtype=torch.int64)
         session.extend(tokens, ones, last_only=True)
@@ -136,12 +137,13 @@ def table_of(cases: dict[str, Any]) -> Table:
     return table
 
 
-def memory_table(found: dict[str, dict[str, float]]) -> Table:
+def memory_table(long_prompt: dict[str, Any]) -> Table:
     """K/V of more particles behind one prompt."""
-    table = Table(title=f"K/V behind a prompt of {LONG_PROMPT} tokens", title_justify="left")
+    title = f"K/V behind a prompt of {long_prompt['tokens']} tokens"
+    table = Table(title=title, title_justify="left")
     for column in ("", "before tails", "x N=1", "after a token each", "x N=1"):
         table.add_column(column, justify="right")
-    for name, cell in found.items():
+    for name, cell in long_prompt["kv"].items():
         table.add_row(
             name,
             f"{cell['before_tails']:.1f} MiB",

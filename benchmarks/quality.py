@@ -52,7 +52,7 @@ def main(quick: bool, runs: int, texts: int, out: Path | None) -> None:
     lm = models.int8
     prompt = lm.encoder.encode(QUESTION, chat=False)
     exact = enumerate_posterior(lm, models.float32, prompt, ANIMALS, max_tokens=ANSWER_TOKENS)
-    tokens = {"free": 4, "person": 40} if quick else {"free": 24, "person": 64}
+    tokens = {"free": 4, "person": 12} if quick else {"free": 24, "person": 64}
     tasks = {
         "free": {c: free_text(lm, *c, texts, tokens["free"]) for c in cells},
         "person": {c: schema_text(lm, *c, texts, tokens["person"]) for c in cells},
