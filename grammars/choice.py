@@ -77,8 +77,7 @@ class Choice(Constraint):
         Returns:
             None if they would be too large (see `automata.MAX_STATES` and `MAX_ENTRIES`).
         """
-        states = self.over_bytes
-        return None if states is None else Automaton.over_tokens(states, pieces(vocabulary))
+        return self.compile(vocabulary).tables
 
     @cached_property
     def over_bytes(self) -> ByteAutomaton | None:
@@ -172,6 +171,12 @@ class CompiledChoice:
                 self._masks.clear()
             self._masks[place] = self.pieces.mask(self.next_tokens(state))
         return self._masks[place]
+
+    @cached_property
+    def tables(self) -> Automaton | None:
+        """The automaton over tokens; None if it would be too large."""
+        states = ByteAutomaton.of_texts(self.texts, MAX_STATES)
+        return None if states is None else Automaton.over_tokens(states, self.pieces)
 
     def distance(self, state: ChoiceState) -> int | None:
         """The fewest tokens to one of the texts; None if this vocabulary spells none."""

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from guided_smc.errors import ConstraintError
+from guided_smc.grammars.automata import Automaton
 from guided_smc.grammars.pieces import Pieces, pieces
 from guided_smc.grammars.plans import Plan, Search, Text
 from guided_smc.potentials import (
@@ -156,6 +157,11 @@ class Finishing:
     def start(self) -> Within:
         """The state before the first token."""
         return Within(self._compiled.start(), self._max_tokens)
+
+    @property
+    def tables(self) -> Automaton | None:
+        """The constraint as tables over tokens; None if they would be too large."""
+        return getattr(self._compiled, "tables", None)
 
     def fill_masks(self, states: Sequence[Within], bitmask: np.ndarray) -> None:
         """Write the tokens that keep each prefix completable in time."""

@@ -16,16 +16,30 @@ from typing import TYPE_CHECKING
 from guided_smc.lazy import lazily
 
 if TYPE_CHECKING:
+    from guided_smc.kernels.automata import DeviceAutomaton, automaton_masks, automaton_step
+    from guided_smc.kernels.page_tables import resample_pages
     from guided_smc.kernels.sampling import sample_masked
     from guided_smc.kernels.verification import verify
     from guided_smc.kernels.weighing import weigh_resample
 
 _HOME = {
+    "DeviceAutomaton": "automata",
+    "automaton_masks": "automata",
+    "automaton_step": "automata",
+    "resample_pages": "page_tables",
     "sample_masked": "sampling",
     "verify": "verification",
     "weigh_resample": "weighing",
 }
 
-__all__ = ["sample_masked", "verify", "weigh_resample"]
+__all__ = [
+    "DeviceAutomaton",
+    "automaton_masks",
+    "automaton_step",
+    "resample_pages",
+    "sample_masked",
+    "verify",
+    "weigh_resample",
+]
 
 __getattr__, __dir__ = lazily(globals(), _HOME)
