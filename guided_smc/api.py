@@ -200,7 +200,7 @@ class LM:
         opts = make_options(options, **changes)
         if columns is not None and not isinstance(columns, Mapping):
             raise OptionError(f"columns must be a mapping, got {columns!r}")
-        warnings: list[str] = []
+        warnings = [w for m in (self.model, self.draft) for w in getattr(m, "notes", ())]
         if potential is not None and not isinstance(potential, Potential):
             raise OptionError(
                 f"potential must be a guided_smc.Potential, got {potential!r}; a function goes "

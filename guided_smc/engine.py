@@ -184,6 +184,7 @@ class Engine:
             joining.append(self._waiting.popleft())
             joining[-1].begin()
             joining[-1].usage.kv_cache = self._target_session.kv_cache
+            joining[-1].usage.attention = self._target_session.attention
             rows += n
         if not joining:
             return

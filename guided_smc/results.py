@@ -145,6 +145,9 @@ class Usage:
     """How the target keeps what it has read: `"particle"` (prompts once, tails in pages),
     `"general"` (the library's own cache for each prompt, for recurrent and other architectures
     that the first cannot serve), or `"none"`."""
+    attention: str = ""
+    """What attends to it: `"flashinfer"` (to the pages themselves, on CUDA) or `"torch"`; empty
+    where the model keeps no K/V in pages."""
     draft_variance: float | None = None
     """σ²: what a drafted token adds to the variance of the log-weights, as estimated in the end. K
     of them in a row leave an ESS of about `N · exp(−K σ²)`. None where nothing was drafted."""

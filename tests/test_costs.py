@@ -37,6 +37,7 @@ class Slow:
 
 class SlowSession:
     kv_cache = "none"
+    attention = ""
 
     def __init__(self, model: Slow) -> None:
         self.model = model

@@ -20,6 +20,10 @@ class Session(Protocol):
     kv_cache: str
     """What keeps them: see `Usage.kv_cache`."""
 
+    @property
+    def attention(self) -> str:
+        """What attends to them: see `Usage.attention`."""
+
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> None:
         """Encode each prompt once and append `copies[g]` rows that continue it.
 

@@ -27,6 +27,7 @@ class GroupSession:
     """
 
     kv_cache = "general"
+    attention = ""
 
     def __init__(self, model: TransformersModel) -> None:
         self.model = model

@@ -78,6 +78,7 @@ class NGramSession:
     """Rows of tokens."""
 
     kv_cache = "none"
+    attention = ""
 
     def __init__(self, model: NGramModel) -> None:
         self.model = model

@@ -82,6 +82,16 @@ class PageTable:
         """Tokens of a prompt."""
         return self._prompts[number][1]
 
+    def prompt_pages(self, number: int) -> np.ndarray:
+        """int64, the pages of a prompt, in order."""
+        first, length = self._prompts[number]
+        return np.arange(first, first - (-length // PAGE))
+
+    @property
+    def pages(self) -> np.ndarray:
+        """int64 `[R, ...]`, the pages of each row's tail, in order; −1 behind them."""
+        return self._pages
+
     def add_prompt(self, length: int, rows: int) -> int:
         """Append `rows` rows with empty tails that continue a new prompt; returns its number."""
         number, n_pages = self._next_prompt, -(-length // PAGE)
@@ -227,6 +237,12 @@ class Pool:
     def __init__(self, like: torch.Tensor) -> None:
         """Like keys or values `[..., heads, tokens, head_dim]`."""
         self.data = like.new_zeros(like.shape[-3], 0, like.shape[-1])
+
+    @property
+    def pages(self) -> torch.Tensor:
+        """The same as `[pages, heads, PAGE, head_dim]`: a view, as kernels over pages take it."""
+        heads, _, head_dim = self.data.shape
+        return self.data.view(heads, -1, PAGE, head_dim).transpose(0, 1)
 
     def reserve(self, pages: int) -> None:
         """Make room for so many pages, with some to spare."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,9 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from guided_smc.models.attention import Style, causal, visible_mask
+from guided_smc.models.paged import PagedAttention
 from guided_smc.models.pages import Extension, PageTable, Pool
+from guided_smc.models.plans import CascadePlan, plan_cascade
 
 if TYPE_CHECKING:
     from guided_smc.models.transformers import TransformersModel
@@ -106,6 +108,14 @@ class Commit:
         slots = torch.from_numpy(extension.slots).to(device)
         return cls(None if chosen is None else chosen.to(device), slots, copied)
 
+    def to(self, device: torch.device) -> Commit:
+        """The same on another device."""
+        return Commit(
+            None if self.chosen is None else self.chosen.to(device),
+            self.slots.to(device),
+            None if self.copied is None else self.copied.to(device),
+        )
+
     def write(self, pool: Pool, new: torch.Tensor) -> None:
         """Put what stays of `[R, heads, L, head_dim]` into the pages."""
         if self.copied is not None:
@@ -127,6 +137,7 @@ class Pass:
         refresh: Rows, first column and slots that windows take from the pages first.
         commit: What goes into the pages; None for drafts.
         in_place: Prompts not in the windows: rows, first slot, tokens.
+        plan: How to attend to the pages themselves, where something does that.
     """
 
     positions: torch.Tensor
@@ -137,7 +148,28 @@ class Pass:
     refresh: tuple[torch.Tensor, int, torch.Tensor] | None = None
     commit: Commit | None = None
     in_place: Sequence[tuple[slice, int, int]] = ()
+    plan: CascadePlan | None = None
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict)
+    _elsewhere: dict[torch.device, Pass] = field(default_factory=dict)
+
+    def on(self, device: torch.device) -> Pass:
+        """The same on the device of a layer: a model may be spread over several."""
+        of = self.columns if self.commit is None else self.commit.slots
+        if of is None or of.device == device:
+            return self
+        if device not in self._elsewhere:
+            refresh = self.refresh
+            if refresh is not None:
+                refresh = (refresh[0].to(device), refresh[1], refresh[2].to(device))
+            self._elsewhere[device] = replace(
+                self,
+                columns=None if self.columns is None else self.columns.to(device),
+                refresh=refresh,
+                commit=None if self.commit is None else self.commit.to(device),
+                _masks={},
+                _elsewhere={},
+            )
+        return self._elsewhere[device]
 
     def mask(self, sliding: int | None, groups: int, like: torch.Tensor) -> torch.Tensor:
         """`[R, 1, groups · L, used]` over the windows: 0 where a query sees a key, else −inf.
@@ -202,9 +234,15 @@ class Layer(CacheLayerMixin):
 
 
 class ParticleCache(Cache):
-    """The stores of all layers, and the pass that they are in."""
+    """The stores of all layers, and the pass that they are in.
 
-    def __init__(self, n_layers: int) -> None:
+    Args:
+        n_layers: Of the model.
+        paged: Attends to the pages themselves; None: to windows.
+    """
+
+    def __init__(self, n_layers: int, paged: PagedAttention | None = None) -> None:
+        self.paged = paged
         self.stores: list[Store | None] = [None] * n_layers
         self.layer = 0
         self.now: Pass | None = None
@@ -235,8 +273,8 @@ class ParticleCache(Cache):
         Returns:
             `[R, L, Hq, Dv]`.
         """
-        now = self.now
-        assert now is not None
+        assert self.now is not None
+        now = self.now.on(key.device)
         store = self.stores[layer]
         if store is None:
             store = self.stores[layer] = Store.like(key, value)
@@ -244,6 +282,9 @@ class ParticleCache(Cache):
             for pool, new in ((store.key_pool, key), (store.value_pool, value)):
                 pool.reserve(now.pages)
                 now.commit.write(pool, new)
+        if now.plan is not None and self.paged is not None:
+            pools = (store.key_pool, store.value_pool)
+            return self.paged.attend(now.plan, query, *pools, style)
         if now.columns is None:
             return causal(query, key, value, style)
         n_rows, _, width, _ = key.shape
@@ -388,11 +429,16 @@ class ParticleSession:
     def __init__(self, model: TransformersModel) -> None:
         self.model = model
         self.n_layers = model.n_layers
-        self.cache = ParticleCache(self.n_layers)
+        self.cache = ParticleCache(self.n_layers, model.paged_attention())
         self.table = PageTable()
         self._in_place: set[int] = set()  # prompts, by number
         self._base = np.zeros(0, dtype=np.int64)  # position of each row's first column
         self._fresh = np.zeros(0, dtype=np.int64)  # columns of each row's window that are right
+
+    @property
+    def attention(self) -> str:
+        """What attends to the pages."""
+        return "torch" if self.cache.paged is None else self.cache.paged.name
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -443,8 +489,12 @@ class ParticleSession:
         starts, new = self.table.lengths, counts.numpy()
         extension = self.table.extend(new)
         commit = Commit.of(extension, new, tokens.shape[1], self.model.device)
-        logits = self._extend(self.model, starts, tokens, counts, commit, last_only=last_only)
-        self._fresh = self.table.lengths - self._base
+        plan = None
+        if self.cache.paged is not None and new.any():
+            plan = plan_cascade(self.table, new, tokens.shape[1])
+        logits = self._extend(self.model, starts, tokens, counts, commit, plan, last_only=last_only)
+        if plan is None:
+            self._fresh = self.table.lengths - self._base
         return logits
 
     @torch.inference_mode()
@@ -461,7 +511,7 @@ class ParticleSession:
 
         What it says there stays in the windows alone: the rows keep their lengths and pages.
         """
-        return self._extend(model, lengths.numpy(), tokens, counts, None, last_only=last_only)
+        return self._extend(model, lengths.numpy(), tokens, counts, None, None, last_only=last_only)
 
     def _extend(
         self,
@@ -470,22 +520,20 @@ class ParticleSession:
         tokens: torch.Tensor,
         counts: torch.Tensor,
         commit: Commit | None,
+        plan: CascadePlan | None,
         *,
         last_only: bool,
     ) -> torch.Tensor:
         width = tokens.shape[1]
-        columns = (starts - self._base)[:, None] + np.arange(width)
-        uniform = int(columns[0, 0]) if bool((columns == columns[0]).all()) else None
-        now = Pass(
-            positions=torch.from_numpy(starts[:, None] + np.arange(width)),
-            pages=self.table.capacity,
-            columns=torch.from_numpy(columns).to(self.model.device),
-            used=int(columns.max()) + 1,
-            uniform=uniform,
-            refresh=self._stale(starts - self._base),
-            commit=commit,
-            in_place=self._runs(),
-        )
+        positions = torch.from_numpy(starts[:, None] + np.arange(width))
+        now = Pass(positions=positions, pages=self.table.capacity, commit=commit, plan=plan)
+        if plan is None:
+            columns = (starts - self._base)[:, None] + np.arange(width)
+            now.columns = torch.from_numpy(columns).to(self.model.device)
+            now.used = int(columns.max()) + 1
+            now.uniform = int(columns[0, 0]) if bool((columns == columns[0]).all()) else None
+            now.refresh = self._stale(starts - self._base)
+            now.in_place = self._runs()
         at = (counts - 1).clamp(min=0)
         same = bool((at == at[0]).all())
         keep: int | torch.Tensor = 0

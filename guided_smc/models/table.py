@@ -160,6 +160,7 @@ class TableSession:
     """Rows of a table model: the tokens themselves are the cache."""
 
     kv_cache = "none"
+    attention = ""
 
     def __init__(self, model: TableModel) -> None:
         self.model = model

@@ -21,6 +21,7 @@ from guided_smc.errors import ModelError
 from guided_smc.models.base import Session
 from guided_smc.models.groups import GroupSession
 from guided_smc.models.linears import Packed, can_pack, replace_linears
+from guided_smc.models.paged import PagedAttention, paged_attention
 from guided_smc.models.particles import ATTENTION, ParticleSession
 from guided_smc.models.traced import TracedPass
 from guided_smc.vocabulary import Vocabulary
@@ -63,11 +64,25 @@ class TransformersModel:
             model.set_attn_implementation(ATTENTION)
             if self._takes_positions:
                 self._traced = TracedPass(model, self._call, self.n_layers)
+        self.attention, self.notes = self._choose_attention()
         if pack and can_pack(model):
             replace_linears(model, Packed)
             for rest in model.parameters():
                 # What is left may be a view of a file that holds all of the weights.
                 rest.data = rest.data.clone()
+
+    def _choose_attention(self) -> tuple[type[PagedAttention] | None, tuple[str, ...]]:
+        """What attends to pages, and what users should know if nothing does."""
+        if not self.uses_particle_cache:
+            return None, ()
+        found = paged_attention(self.device, self.dtype, self.model.config.get_text_config())
+        if isinstance(found, str):
+            return None, (f"{self.name}: attention runs in torch, which is slower; {found}",)
+        return found, ()
+
+    def paged_attention(self) -> PagedAttention | None:
+        """What attends to the pages of a session; None: torch does, to windows."""
+        return None if self.attention is None else self.attention()
 
     @property
     def device(self) -> torch.device:
