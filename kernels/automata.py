@@ -21,17 +21,10 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from guided_smc.kernels.dispatch import runs_kernel
+from guided_smc.kernels.dispatch import on_device_of, operator, runs_kernel
 
 FAR = np.iinfo(np.int32).max
 """`reach` of a token behind which nothing ends, and `left` of a row without a length cap."""
-
-WORDS = 64
-"""Words of a mask that one program makes: 2048 tokens, so that eight rows of a vocabulary of 128k
-are 500 programs, and a program still reads long runs."""
-
-ROWS = 128
-"""Rows that step in one program."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +140,11 @@ class DeviceAutomaton:
 
     def masks(self, state: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
         """int32 `[R, ceil(V / 32)]`: see `automaton_masks`."""
-        found: torch.Tensor = automaton_masks(state, left, self.classes, self.reach, self.owner)
-        return found
+        return automaton_masks(state, left, self.classes, self.reach, self.owner)
 
     def step(self, state: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """int32 `[R]`: see `automaton_step`."""
-        found: torch.Tensor = automaton_step(state, token, self.classes, self.following, self.owner)
-        return found
+        return automaton_step(state, token, self.classes, self.following, self.owner)
 
 
 def _alike(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -173,7 +164,7 @@ def _alike(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # -- masks ---------------------------------------------------------------------------------------
 
 
-def reference_masks(
+def automaton_masks_reference(
     state: torch.Tensor,
     left: torch.Tensor,
     classes: torch.Tensor,
@@ -191,6 +182,17 @@ def reference_masks(
     return (bits.to(torch.int32) << places).sum(dim=-1, dtype=torch.int32)
 
 
+def _fake_masks(
+    state: torch.Tensor,
+    left: torch.Tensor,
+    classes: torch.Tensor,
+    reach: torch.Tensor,
+    owner: torch.Tensor,
+) -> torch.Tensor:
+    return state.new_empty(state.shape[0], (classes.shape[1] + 31) // 32, dtype=torch.int32)
+
+
+@operator(_fake_masks)
 def automaton_masks(
     state: torch.Tensor,
     left: torch.Tensor,
@@ -211,48 +213,20 @@ def automaton_masks(
     Returns:
         int32 `[R, ceil(V / 32)]`.
     """
-    found: torch.Tensor = torch.ops.guided_smc.automaton_masks(state, left, classes, reach, owner)
-    return found
-
-
-def _masks(
-    state: torch.Tensor,
-    left: torch.Tensor,
-    classes: torch.Tensor,
-    reach: torch.Tensor,
-    owner: torch.Tensor,
-) -> torch.Tensor:
     if not runs_kernel(state):
-        return reference_masks(state, left, classes, reach, owner)
-    width = classes.shape[1]
-    words = -(-width // 32)
-    bitmask = torch.empty(len(state), words, dtype=torch.int32, device=state.device)
-    if len(state):
-        from guided_smc.kernels import automata_triton as kernels
+        return automaton_masks_reference(state, left, classes, reach, owner)
+    from guided_smc.kernels import automata_triton
 
-        kernels.masks[len(state), -(-words // WORDS)](
-            *(x.contiguous() for x in (state, left, classes, reach, owner)),
-            bitmask,
-            *(width, words, reach.shape[1]),
-            WORDS=WORDS,
+    with on_device_of(state):
+        return automata_triton.launch_masks(
+            *(x.contiguous() for x in (state, left, classes, reach, owner))
         )
-    return bitmask
-
-
-def _masks_shape(
-    state: torch.Tensor,
-    left: torch.Tensor,
-    classes: torch.Tensor,
-    reach: torch.Tensor,
-    owner: torch.Tensor,
-) -> torch.Tensor:
-    return state.new_empty(state.shape[0], (classes.shape[1] + 31) // 32, dtype=torch.int32)
 
 
 # -- steps ---------------------------------------------------------------------------------------
 
 
-def reference_step(
+def automaton_step_reference(
     state: torch.Tensor,
     token: torch.Tensor,
     classes: torch.Tensor,
@@ -265,6 +239,17 @@ def reference_step(
     return torch.where(token < 0, state, following[at, mine])
 
 
+def _fake_step(
+    state: torch.Tensor,
+    token: torch.Tensor,
+    classes: torch.Tensor,
+    following: torch.Tensor,
+    owner: torch.Tensor,
+) -> torch.Tensor:
+    return torch.empty_like(state)
+
+
+@operator(_fake_step)
 def automaton_step(
     state: torch.Tensor,
     token: torch.Tensor,
@@ -286,50 +271,11 @@ def automaton_step(
     Returns:
         int32 `[R]`.
     """
-    found: torch.Tensor = torch.ops.guided_smc.automaton_step(
-        state, token, classes, following, owner
-    )
-    return found
-
-
-def _step(
-    state: torch.Tensor,
-    token: torch.Tensor,
-    classes: torch.Tensor,
-    following: torch.Tensor,
-    owner: torch.Tensor,
-) -> torch.Tensor:
     if not runs_kernel(state):
-        return reference_step(state, token, classes, following, owner)
-    after = torch.empty(len(state), dtype=state.dtype, device=state.device)
-    if len(state):
-        from guided_smc.kernels import automata_triton as kernels
+        return automaton_step_reference(state, token, classes, following, owner)
+    from guided_smc.kernels import automata_triton
 
-        kernels.step[(-(-len(state) // ROWS),)](
-            *(x.contiguous() for x in (state, token, classes, following, owner)),
-            after,
-            *(len(state), classes.shape[1], following.shape[1]),
-            ROWS=ROWS,
+    with on_device_of(state):
+        return automata_triton.launch_step(
+            *(x.contiguous() for x in (state, token, classes, following, owner))
         )
-    return after
-
-
-def _step_shape(
-    state: torch.Tensor,
-    token: torch.Tensor,
-    classes: torch.Tensor,
-    following: torch.Tensor,
-    owner: torch.Tensor,
-) -> torch.Tensor:
-    return torch.empty_like(state)
-
-
-# Not by `torch.library.custom_op`, whose first call imports torch's compiler for seconds.
-_library = torch.library.Library("guided_smc", "FRAGMENT")
-for _name, _argument, _run, _shape in (
-    ("automaton_masks", "Tensor left, Tensor classes, Tensor reach", _masks, _masks_shape),
-    ("automaton_step", "Tensor token, Tensor classes, Tensor following", _step, _step_shape),
-):
-    _library.define(f"{_name}(Tensor state, {_argument}, Tensor owner) -> Tensor")
-    _library.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"guided_smc::{_name}", _shape, lib=_library)

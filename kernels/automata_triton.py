@@ -2,8 +2,54 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+WORDS = 64
+"""Words of a mask that one program makes: 2048 tokens, so that eight rows of a vocabulary of 128k
+are 500 programs, and a program still reads long runs."""
+
+ROWS = 128
+"""Rows that step in one program."""
+
+
+def launch_masks(
+    state: torch.Tensor,
+    left: torch.Tensor,
+    classes: torch.Tensor,
+    reach: torch.Tensor,
+    owner: torch.Tensor,
+) -> torch.Tensor:
+    """`automaton_masks` of contiguous tensors."""
+    width = classes.shape[1]
+    words = -(-width // 32)
+    bitmask = torch.empty(len(state), words, dtype=torch.int32, device=state.device)
+    if len(state):
+        masks[len(state), triton.cdiv(words, WORDS)](
+            *(state, left, classes, reach, owner, bitmask),
+            *(width, words, reach.shape[1]),
+            WORDS=WORDS,
+        )
+    return bitmask
+
+
+def launch_step(
+    state: torch.Tensor,
+    token: torch.Tensor,
+    classes: torch.Tensor,
+    following: torch.Tensor,
+    owner: torch.Tensor,
+) -> torch.Tensor:
+    """`automaton_step` of contiguous tensors."""
+    after = torch.empty_like(state)
+    if len(state):
+        step[(triton.cdiv(len(state), ROWS),)](
+            *(state, token, classes, following, owner, after),
+            *(len(state), classes.shape[1], following.shape[1]),
+            ROWS=ROWS,
+        )
+    return after
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from guided_smc.kernels.dispatch import runs_kernel
+from guided_smc.kernels.dispatch import on_device_of, operator, runs_kernel
 
 NONE = -1
 """No page, in a table; no copy, in `copied`."""
@@ -25,6 +25,22 @@ NONE = -1
 Pages = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+def _fake(
+    table: torch.Tensor,
+    tail: torch.Tensor,
+    references: torch.Tensor,
+    tokens: torch.Tensor,
+    ancestors: torch.Tensor,
+    append: torch.Tensor,
+    page: int,
+) -> Pages:
+    same = [torch.empty_like(x) for x in (table, tail, references, tokens)]
+    new_table, new_tail, counts, new_tokens = same
+    copied = table.new_empty(table.shape[0], 2)
+    return new_table, new_tail, counts, new_tokens, copied, table.new_empty(1)
+
+
+@operator(_fake)
 def resample_pages(
     table: torch.Tensor,
     tail: torch.Tensor,
@@ -56,83 +72,23 @@ def resample_pages(
         `[1]`: pages that there were too few of, or that P has no room for. Unless it is 0, some
         rows have −1 where they need a page.
     """
-    found: Pages = torch.ops.guided_smc.resample_pages(
-        table, tail, references, tokens, ancestors, append, page
-    )
-    return found
-
-
-def _run(
-    table: torch.Tensor,
-    tail: torch.Tensor,
-    references: torch.Tensor,
-    tokens: torch.Tensor,
-    ancestors: torch.Tensor,
-    append: torch.Tensor,
-    page: int,
-) -> Pages:
     if not runs_kernel(table):
-        return reference(table, tail, references, tokens, ancestors, append, page)
-    n_rows, width = table.shape
-    table, tail, tokens = table.contiguous(), tail.contiguous(), tokens.contiguous()
-    ancestors, append = ancestors.contiguous(), append.contiguous()
-    new_table, new_tail, new_tokens = (torch.empty_like(x) for x in (table, tail, tokens))
-    counts = references.clone(memory_format=torch.contiguous_format)
-    copied = table.new_full((n_rows, 2), NONE)
-    missing = table.new_zeros(1)
-    if n_rows:
-        from guided_smc.kernels import page_tables_triton as kernels
+        return resample_pages_reference(table, tail, references, tokens, ancestors, append, page)
+    from guided_smc.kernels import page_tables_triton
 
-        last, copies, first = table.new_empty(3, n_rows)
-        most = min(len(references), n_rows * (width + 1))
-        free = table.new_full((max(most, 1),), NONE)
-        blocks = dict(ROWS=_power_of_two(n_rows), COLUMNS=_power_of_two(width))
-        kernels.follow[(n_rows,)](
-            *(table, tail, tokens, ancestors, append, counts, new_table, new_tail, new_tokens),
-            *(last, width, tokens.shape[1], page),
-            COLUMNS=blocks["COLUMNS"],
-            TOKENS=256,
+    with on_device_of(table):
+        return page_tables_triton.launch(
+            table.contiguous(),
+            tail.contiguous(),
+            references.contiguous(),
+            tokens.contiguous(),
+            ancestors.contiguous(),
+            append.contiguous(),
+            page,
         )
-        kernels.plan[(1,)](
-            *(new_tail, append, ancestors, counts, last, copies, first, free, missing),
-            *(n_rows, width, len(references), most, page),
-            ROWS=blocks["ROWS"],
-            PAGES=1024,
-        )
-        kernels.assign[(n_rows,)](
-            *(new_tail, append, ancestors, counts, last, copies, first, free),
-            *(new_table, copied, width, most, page),
-            COLUMNS=blocks["COLUMNS"],
-        )
-    return new_table, new_tail, counts, new_tokens, copied, missing
 
 
-def _shapes(
-    table: torch.Tensor,
-    tail: torch.Tensor,
-    references: torch.Tensor,
-    tokens: torch.Tensor,
-    ancestors: torch.Tensor,
-    append: torch.Tensor,
-    page: int,
-) -> Pages:
-    same = [torch.empty_like(x) for x in (table, tail, references, tokens)]
-    new_table, new_tail, counts, new_tokens = same
-    copied = table.new_empty(table.shape[0], 2)
-    return new_table, new_tail, counts, new_tokens, copied, table.new_empty(1)
-
-
-# Not by `torch.library.custom_op`, whose first call imports torch's compiler for seconds.
-_library = torch.library.Library("guided_smc", "FRAGMENT")
-_library.define(
-    "resample_pages(Tensor table, Tensor tail, Tensor references, Tensor tokens, "
-    "Tensor ancestors, Tensor append, int page) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-_library.impl("resample_pages", _run, "CompositeExplicitAutograd")
-torch.library.register_fake("guided_smc::resample_pages", _shapes, lib=_library)
-
-
-def reference(
+def resample_pages_reference(
     table: torch.Tensor,
     tail: torch.Tensor,
     references: torch.Tensor,
@@ -194,7 +150,3 @@ def _add(counts: torch.Tensor, pages: torch.Tensor, by: int) -> torch.Tensor:
     at = pages.flatten().long()
     at = torch.where(at < 0, len(counts), at)
     return padded.index_add(0, at, torch.full_like(at, by, dtype=counts.dtype))[:-1].clone()
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()

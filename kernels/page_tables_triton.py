@@ -2,8 +2,55 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+TOKENS = 256
+"""Of a history, copied at a time."""
+
+PAGES = 1024
+"""Of the pool, looked at together for free ones."""
+
+
+def launch(
+    table: torch.Tensor,
+    tail: torch.Tensor,
+    references: torch.Tensor,
+    tokens: torch.Tensor,
+    ancestors: torch.Tensor,
+    append: torch.Tensor,
+    page: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`resample_pages` of contiguous tensors."""
+    n_rows, width = table.shape
+    new_table, new_tail, new_tokens = (torch.empty_like(x) for x in (table, tail, tokens))
+    counts = references.clone()
+    copied = table.new_full((n_rows, 2), -1)
+    missing = table.new_zeros(1)
+    if n_rows:
+        last, copies, first = table.new_empty(3, n_rows)
+        most = max(1, min(len(references), n_rows * (width + 1)))
+        free = table.new_full((most,), -1)
+        columns = triton.next_power_of_2(width)
+        follow[(n_rows,)](
+            *(table, tail, tokens, ancestors, append, counts, new_table, new_tail, new_tokens),
+            *(last, width, tokens.shape[1], page),
+            COLUMNS=columns,
+            TOKENS=TOKENS,
+        )
+        plan[(1,)](
+            *(new_tail, append, ancestors, counts, last, copies, first, free, missing),
+            *(n_rows, width, len(references), most, page),
+            ROWS=triton.next_power_of_2(n_rows),
+            PAGES=PAGES,
+        )
+        assign[(n_rows,)](
+            *(new_tail, append, ancestors, counts, last, copies, first, free),
+            *(new_table, copied, width, most, page),
+            COLUMNS=columns,
+        )
+    return new_table, new_tail, counts, new_tokens, copied, missing
 
 
 @triton.jit

@@ -86,3 +86,33 @@ def weighing_case(seed: int, groups: int, n: int, held: bool, scheme: str):
         increment[3, n // 2 + 1 :] = -INF
         log_w[3, 0] = log_w[3].amax()
     return log_w, increment, normal() if held else None, threshold, uniform, scheme
+
+
+def automaton_case(seed: int, rows: int, width: int):
+    """All arguments of `automaton_masks` and of `automaton_step`: any tables at all."""
+    g = torch.Generator().manual_seed(seed)
+    n_states, n_classes, n_automata = 9, 13, 3
+
+    def draw(high: int, *size: int) -> torch.Tensor:
+        return torch.randint(high, size, generator=g, dtype=torch.int32)
+
+    classes = draw(n_classes, n_automata, width)
+    following, reach = draw(n_states, n_states, n_classes), draw(6, n_states, n_classes) - 1
+    reach[torch.rand(reach.shape, generator=g) < 0.3] = torch.iinfo(torch.int32).max
+    owner, state, left = draw(n_automata, n_states), draw(n_states, rows), draw(6, rows)
+    token = draw(width + 1, rows).long() - 1
+    return (state, left, classes, reach, owner), (state, token, classes, following, owner)
+
+
+def pages_case(rows: int, width: int, n_pages: int):
+    """All arguments of `resample_pages`, for rows with nothing yet."""
+    g = torch.Generator().manual_seed(0)
+    return (
+        torch.full((rows, width), -1, dtype=torch.int32),
+        torch.zeros(rows, dtype=torch.int64),
+        torch.zeros(n_pages, dtype=torch.int32),
+        torch.randint(99, (rows, 7), generator=g),
+        torch.randint(-1, rows, (rows,), generator=g),
+        torch.randint(16 * width, (rows,), generator=g),
+        16,
+    )

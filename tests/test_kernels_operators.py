@@ -8,11 +8,20 @@ import sys
 import pytest
 import torch
 from elsewhere import kernels_compiled
-from kernel_cases import sampling_case, verifying_case, weighing_case
+from kernel_cases import (
+    automaton_case,
+    pages_case,
+    sampling_case,
+    verifying_case,
+    weighing_case,
+)
 
 from guided_smc import kernels
 
 CASES = {
+    "automaton_masks": automaton_case(0, 3, 40)[0],
+    "automaton_step": automaton_case(0, 3, 40)[1],
+    "resample_pages": pages_case(3, 2, 9),
     "sample_masked": sampling_case(0, 3, 40),
     "verify": verifying_case(0, 3, 2, 40),
     "weigh_resample": weighing_case(0, 2, 5, True, "systematic"),
@@ -21,6 +30,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_an_operator_keeps_what_its_registration_promises(name):
+    getattr(kernels, name)  # registered when it is imported
     torch.library.opcheck(
         getattr(torch.ops.guided_smc, name).default,
         CASES[name],
@@ -66,7 +76,12 @@ def test_kernels_are_imported_and_run_without_triton_and_without_torch_s_compile
 
 
 def compile_all(compiled, capability: int, dtype: torch.dtype, masked: bool, n: int) -> None:
-    from guided_smc.kernels import sampling_triton, weighing_triton
+    from guided_smc.kernels import (
+        automata_triton,
+        page_tables_triton,
+        sampling_triton,
+        weighing_triton,
+    )
 
     def launched(launch, *args):
         return compiled(kernels_compiled, capability, launch, *args)
@@ -78,6 +93,11 @@ def compile_all(compiled, capability: int, dtype: torch.dtype, masked: bool, n: 
     assert launched(sampling_triton.launch, *verifying_case(0, 2, 2, 4_096, dtype, masked)) == two
     weighing = weighing_case(0, 2, n, masked, "systematic" if masked else "stratified")
     assert launched(weighing_triton.launch, *weighing) == ["_weigh_resample"]
+    mask, step = automaton_case(0, n, 5_001)
+    assert launched(automata_triton.launch_masks, *mask) == ["masks"]
+    assert launched(automata_triton.launch_step, *step) == ["step"]
+    pages = ["follow", "plan", "assign"]
+    assert launched(page_tables_triton.launch, *pages_case(n, 5, 6 * n)) == pages
 
 
 def test_the_kernels_compile_for_the_oldest_card(compiled):

@@ -1,6 +1,6 @@
 """Automata on the device against the constraints' own states: the same masks, the same steps.
 
-Here that is the torch reference; the last test has the kernels pass the same in the interpreter.
+By the torch references, and by the kernels in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from interpreting import INTERPRETED, pass_again_interpreted
+from kernel_cases import automaton_case
 
 from guided_smc.grammars import choice, regex
 from guided_smc.grammars.finishing import within
@@ -18,9 +18,9 @@ from guided_smc.kernels.automata import (
     FAR,
     DeviceAutomaton,
     automaton_masks,
+    automaton_masks_reference,
     automaton_step,
-    reference_masks,
-    reference_step,
+    automaton_step_reference,
 )
 from guided_smc.vocabulary import Vocabulary
 
@@ -154,46 +154,25 @@ def test_tokens_that_are_alike_share_a_column():
     assert (columns[:, plain] == expected[:, plain]).all()
 
 
-def random_call(seed: int, width: int = 4099) -> tuple[torch.Tensor, ...]:
-    """Any tables at all, over more words than one program takes and with an odd rest."""
-    rng = np.random.default_rng(seed)
-    n_states, n_classes, n_automata, n_rows = 9, 13, 3, 11
-
-    def draw(high: int, size: int | tuple[int, int]) -> torch.Tensor:
-        return torch.from_numpy(rng.integers(0, high, size).astype(np.int32))
-
-    classes = draw(n_classes, (n_automata, width))
-    following, reach = draw(n_states, (n_states, n_classes)), draw(6, (n_states, n_classes)) - 1
-    reach[rng.random(reach.shape) < 0.3] = FAR
-    owner, state, left = draw(n_automata, n_states), draw(n_states, n_rows), draw(6, n_rows)
-    token = torch.from_numpy(rng.integers(-1, width, n_rows))
-    return state, left, token, classes, following, reach, owner
-
-
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("width", [1, 32, 97, 4099])
-def test_the_operators_give_what_the_references_give(seed, width):
-    state, left, token, classes, following, reach, owner = random_call(seed, width)
-    mask = (state, left, classes, reach, owner)
-    step = (state, token, classes, following, owner)
-    assert torch.equal(automaton_masks(*mask), reference_masks(*mask))
-    assert torch.equal(automaton_step(*step), reference_step(*step))
+def test_the_kernels_give_what_the_references_give(width, interpreted):
+    mask, step = automaton_case(width, 11, width)
+    (_, _, classes, reach, owner), (_, token, _, following, _) = mask, step
+    assert torch.equal(interpreted(automaton_masks, *mask), automaton_masks_reference(*mask))
+    assert torch.equal(interpreted(automaton_step, *step), automaton_step_reference(*step))
     none = torch.zeros(0, dtype=torch.int32)
-    assert automaton_masks(none, none, classes, reach, owner).shape == (0, -(-width // 32))
-    assert automaton_step(none, token[:0], classes, following, owner).shape == (0,)
+    masks = interpreted(automaton_masks, none, none, classes, reach, owner)
+    assert masks.shape == (0, -(-width // 32))
+    assert interpreted(automaton_step, none, token[:0], classes, following, owner).shape == (0,)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="says nothing of the kernels")
-def test_compilers_see_the_operators_through_their_fakes():
-    state, left, token, classes, following, reach, owner = random_call(0)
-    mask = (state, left, classes, reach, owner)
-    step = (state, token, classes, following, owner)
-    for operator, call in ((automaton_masks, mask), (automaton_step, step)):
-        registered = getattr(torch.ops.guided_smc, operator.__name__).default
-        torch.library.opcheck(registered, call, test_utils=("test_schema", "test_faketensor"))
-        compiled = torch.compile(operator, backend="eager", fullgraph=True)
-        assert torch.equal(compiled(*call), operator(*call))
-
-
-def test_the_kernels_pass_the_same_tests_in_the_interpreter():
-    pass_again_interpreted(__file__)
+@pytest.mark.parametrize("name", ["number", "choice"])
+def test_the_kernels_follow_a_constraint_as_the_references_do(name, interpreted):
+    own = tables(name)
+    # A view, not laid out row by row, as a caller may have it.
+    reach = own.reach.T.contiguous().T
+    state = torch.arange(len(own.owner), dtype=torch.int32)
+    for left in (0, 1, 2, FAR):
+        room = torch.full_like(state, left)
+        found = interpreted(automaton_masks, state, room, own.classes, reach, own.owner)
+        assert torch.equal(found, own.masks(state, room))
