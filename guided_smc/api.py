@@ -16,6 +16,8 @@ from guided_smc.grammars import from_output_type
 from guided_smc.grammars.finishing import within
 from guided_smc.grammars.sharing import refuse_disjoint
 from guided_smc.models.base import LanguageModel
+from guided_smc.models.budget import Need
+from guided_smc.models.parallel import agreed
 from guided_smc.models.table import TableModel
 from guided_smc.options import Method, Options, columns_of_each, make_options
 from guided_smc.population import Request
@@ -44,6 +46,8 @@ def load(
     dtype: Any = None,
     device: Any = None,
     device_map: Any = None,
+    tp_plan: Any = None,
+    max_total_tokens: int | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     costs: CostModel | None = None,
@@ -60,7 +64,13 @@ def load(
         dtype: Of the weights, as a name or a torch dtype. Default: float32 on a CPU, the model's
             own on a GPU.
         device: Default: CUDA where there is one.
-        device_map: Passed to transformers, instead of `device`.
+        device_map: Passed to transformers, instead of `device`: to spread a model over several.
+        tp_plan: Passed to transformers (`"auto"`, or a plan), to split a model over the processes
+            that `torchrun` starts, one for each device; instead of `device` and `device_map`.
+        max_total_tokens: The most tokens whose K/V is held at once, of the target and of a draft
+            with a cache of its own; on CUDA, memory for them is taken at once. A prompt counts
+            once, and each of its particles up to `max_tokens`. Requests that do not fit yet wait.
+            None: as many as memory allows.
         trust_remote_code: Run code that a model brings along. Off.
         allow_pickle: Load weights that are not safetensors or GGUF. Off: they can run code.
         costs: See `LM`.
@@ -83,10 +93,16 @@ def load(
         dtype=dtype,
         device=device,
         device_map=device_map,
+        tp_plan=tp_plan,
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
         notify=notify,
     )
+    if tp_plan is not None and draft == "int8":
+        raise OptionError(
+            "draft='int8' and tp_plan exclude each other: a model that is split has no twin; use "
+            "a second model as draft, or 'ngram'"
+        )
     loaded = load_pretrained(model, **where)
     hf = loaded.model
     vocabulary = vocabulary_from_tokenizer(
@@ -95,7 +111,13 @@ def load(
         generation_config=hf.generation_config,
         config=hf.config,
     )
-    target = TransformersModel(hf, vocabulary, name=loaded.name)
+    target = TransformersModel(
+        hf,
+        vocabulary,
+        name=loaded.name,
+        split=tp_plan is not None,
+        max_total_tokens=max_total_tokens,
+    )
     encoder = HFPromptEncoder(loaded.tokenizer, vocabulary)
     lm = LM(target, encoder=encoder, costs=costs, notify=notify)
     if draft == "int8":
@@ -103,9 +125,10 @@ def load(
     elif draft == "ngram":
         lm.draft = NGramModel(vocabulary)
     elif draft is not None:
-        second = load(draft, **where) if isinstance(draft, str) else draft
-        check_same_tokenizer(vocabulary, second.model.vocabulary)
-        lm.draft = second.model
+        if isinstance(draft, str):
+            draft = load(draft, max_total_tokens=max_total_tokens, **where)
+        check_same_tokenizer(vocabulary, draft.model.vocabulary)
+        lm.draft = draft.model
     return lm
 
 
@@ -141,6 +164,11 @@ class LM:
         self.encoder = encoder
         self._costs = costs
         self._notify = notify
+
+    @property
+    def _split(self) -> bool:
+        """Whether several processes run the model, in step."""
+        return getattr(self.model, "split", False)
 
     @property
     def costs(self) -> CostModel:
@@ -196,6 +224,7 @@ class LM:
 
         Raises:
             OptionError, PromptError, ConstraintError: What cannot work, told before anything runs.
+            OutOfPagesError: It needs more K/V than `max_total_tokens`; says what would fit.
         """
         opts = make_options(options, **changes)
         if columns is not None and not isinstance(columns, Mapping):
@@ -236,6 +265,10 @@ class LM:
                 )
         ids = self.encoder.encode(prompt, chat=chat)
         self._check_length(ids, opts)
+        need = Need.of(len(ids), opts.particle_range[1], opts.max_tokens)
+        for model in (self.model, self.draft):
+            if (budget := getattr(model, "budget", None)) is not None:
+                budget.require(need)
         compiled: CompiledConstraint | None = None
         of_loss: tuple[str, ...] = ()
         if constraint:
@@ -261,6 +294,8 @@ class LM:
         """Options with seed and block size decided."""
         if opts.seed is None:
             seed = secrets.randbits(63)
+            if self._split:
+                seed = agreed(seed)
         else:
             seed = opts.seed if exact_seed else derive_seed(opts.seed, index)
         block_size = opts.block_size
@@ -298,6 +333,11 @@ class LM:
     def _costs_for(self, opts: Options) -> CostModel | None:
         if opts.block_size != "auto":
             return None
+        if self._costs is None and self._split:
+            raise OptionError(
+                'block_size="auto" measures what passes cost, which differs between the processes '
+                "of tp_plan: give load() the same costs= in all of them, or a number"
+            )
         if not self.costs.draft:
             raise OptionError(
                 'block_size="auto" needs a cost model that knows the draft: give it `draft` points'

@@ -30,7 +30,13 @@ import torch
 
 from guided_smc.errors import GuidedSMCError, ModelError, PotentialError
 from guided_smc.lookahead import look_ahead
-from guided_smc.models.base import FollowingModel, FollowingSession, LanguageModel, Session
+from guided_smc.models.base import (
+    FollowingModel,
+    FollowingSession,
+    LanguageModel,
+    LimitedSession,
+    Session,
+)
 from guided_smc.outcome import result
 from guided_smc.population import Population, Request, Status
 from guided_smc.rejection import redraw
@@ -102,12 +108,21 @@ class Engine:
             self._following = draft.follow(self._target_session)
         elif draft is not None:
             self._draft_session = draft.start_session()
+        self._limited = [s for s in self._sessions() if isinstance(s, LimitedSession)]
         self._waiting: deque[Population[Any]] = deque()
         self._running: list[Population[Any]] = []
         self._seconds: dict[str, float] = {}
 
     def add(self, request: Request[Any]) -> None:
-        """Queue a request."""
+        """Queue a request.
+
+        Raises:
+            OutOfPagesError: It will never fit.
+        """
+        for model in (self.target, self.draft):
+            budget = getattr(model, "budget", None)
+            if budget is not None:
+                budget.require(request.need)
         self._waiting.append(Population(request, self.vocabulary))
 
     @property
@@ -170,7 +185,8 @@ class Engine:
         return [s for s in (self._target_session, self._draft_session) if s is not None]
 
     def _admit(self) -> None:
-        """Let waiting prompts join as far as their particles fit, with one prefill for each.
+        """Let waiting prompts join as far as their particles and their K/V fit, in turn, with one
+        prefill for each.
 
         The last token of a prompt is held back: it is the first that a step feeds, and the first
         token of the text is then drawn per particle, like every other.
@@ -180,6 +196,10 @@ class Engine:
         while self._waiting:
             n = self._waiting[0].capacity
             if rows + n > self.max_rows and rows > 0:
+                break
+            needs = [p.request.need for p in (*joining, self._waiting[0])]
+            held = [p.request.need for p in self._running]
+            if not all(session.fits(held, needs) for session in self._limited):
                 break
             joining.append(self._waiting.popleft())
             joining[-1].begin()

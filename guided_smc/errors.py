@@ -27,6 +27,20 @@ class TokenizerMismatchError(ModelError):
     """Draft and target do not share one tokenizer, so draft tokens mean nothing to the target."""
 
 
+class OutOfPagesError(ModelError):
+    """The K/V of a request does not fit: into `max_total_tokens`, or into the device's memory.
+
+    Attributes:
+        needed: Pages that it takes.
+        fit: Pages that fit.
+    """
+
+    def __init__(self, message: str, *, needed: int, fit: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.fit = fit
+
+
 class ConstraintError(GuidedSMCError, ValueError):
     """A schema or grammar is invalid or too large.
 

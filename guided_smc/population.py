@@ -15,6 +15,7 @@ import numpy as np
 
 from guided_smc.adaptive import Agreement, best_block_size
 from guided_smc.costs import CostModel
+from guided_smc.models.budget import Need
 from guided_smc.options import (
     GREEDY_TEMPERATURE,
     LEAST_DRAFT_TEMPERATURE,
@@ -92,6 +93,12 @@ class Request(Generic[T]):
         """K, or `"auto"`."""
         assert self.options.block_size is not None
         return self.options.block_size
+
+    @property
+    def need(self) -> Need:
+        """What it may come to hold in a cache."""
+        most = self.options.particle_range[1]
+        return Need.of(len(self.prompt_ids), most, self.options.max_tokens)
 
     @property
     def seed(self) -> int:

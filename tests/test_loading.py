@@ -66,6 +66,26 @@ def test_a_device_that_is_not_there_is_refused(folder, monkeypatch):
         load_pretrained(folder, device="cuda:7")
 
 
+@pytest.mark.parametrize("device_map", ["cuda", "cuda:0", {"": 0}, {"": "cuda:1"}])
+def test_a_device_map_with_a_device_that_is_not_there_is_refused(folder, device_map, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match=r"device_map='cuda.*sees no CUDA device"):
+        load_pretrained(folder, device_map=device_map)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [{}, {"device": "cuda"}, {"device": "cuda:1"}, {"device_map": "auto"}, {"device_map": {"": 1}}],
+)
+def test_a_card_that_is_too_old_is_refused_with_the_reason(folder, where, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    with pytest.raises(ModelError, match=r"Tesla T4 \(cuda.*7\.5, and 8\.0 .*least.*device='cpu'"):
+        load_pretrained(folder, **where)
+
+
 def test_device_and_device_map_exclude_each_other(folder):
     with pytest.raises(OptionError, match="not both"):
         load_pretrained(folder, device="cpu", device_map="auto")

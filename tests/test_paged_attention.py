@@ -1,7 +1,8 @@
 """Attention by pages reads what attention by windows reads.
 
-`TorchLevels` reads nothing but the pages and the plan that FlashInfer gets. A stand-in for the flashinfer package, which
-does what its documentation says, shows that the calls made to it mean the same.
+`TorchLevels` reads nothing but the pages and the plan that FlashInfer gets. A stand-in for the
+flashinfer package, which does what its documentation says, shows that the calls made to it mean
+the same.
 """
 
 from __future__ import annotations

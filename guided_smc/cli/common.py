@@ -54,6 +54,12 @@ rows_option = click.option(
 )
 
 
+tp_plan_option = click.option(
+    "--tp-plan",
+    help="Passed on to transformers, to split the model over the processes of torchrun: auto.",
+)
+
+
 def model_options(command: Command) -> Command:
     """Add how a model is loaded to a command."""
     for option in reversed(
@@ -62,6 +68,11 @@ def model_options(command: Command) -> Command:
             click.option("--device", help="cpu, cuda, cuda:1, ..."),
             click.option(
                 "--device-map", help="Passed on to transformers: auto, ... or a JSON object."
+            ),
+            click.option(
+                "--max-total-tokens",
+                type=click.IntRange(min=1),
+                help="Most tokens whose K/V is held at once; prompts that do not fit yet wait.",
             ),
             click.option(
                 "--trust-remote-code", is_flag=True, help="Run code that comes with the model."

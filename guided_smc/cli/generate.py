@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from guided_smc.cli.common import (
     model_options,
     reward_options,
     rows_option,
+    tp_plan_option,
 )
 from guided_smc.cli.interrupts import Interrupts
 from guided_smc.cli.reading import Format, PromptLine, PromptSource
@@ -77,6 +79,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 @chat_option
 @rows_option
 @model_options
+@tp_plan_option
 @click.option("--quiet", is_flag=True, help="No progress, notices or summary.")
 @debug_option
 @click.pass_obj
@@ -183,6 +186,8 @@ def _check(**given: Any) -> Job:
     load = load_arguments(given)
     source = PromptSource(given["prompts"], given["fmt"])
     _refuse_same_file(source, given["output"])
+    if given["tp_plan"] is not None:
+        given = _one_of_several(given, source, base)
 
     tilt = load_tilt(given, beta=given["beta"])
     language = load_language(given)
@@ -306,6 +311,23 @@ def _skip_kept(job: Job, output: str, kept: dict[int, Done]) -> Iterator[PromptL
 
 
 # -- what the options say --------------------------------------------------------------------------
+
+
+def _one_of_several(given: dict[str, Any], source: PromptSource, base: Options) -> dict[str, Any]:
+    """The options of one of the processes that share a model: the first alone writes records."""
+    from guided_smc.models.parallel import is_first
+
+    if not source.rereadable:
+        raise click.UsageError("--tp-plan needs a prompt file, which every process can read")
+    if given["resume"]:
+        raise click.UsageError("--resume and --tp-plan exclude each other")
+    if base.block_size == "auto":
+        raise click.UsageError(
+            "--block-size auto and --tp-plan exclude each other: the processes would choose apart"
+        )
+    if is_first():
+        return given
+    return {**given, "output": os.devnull, "overwrite": False, "quiet": True}
 
 
 def _refuse_same_file(source: PromptSource, output: str) -> None:

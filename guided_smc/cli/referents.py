@@ -24,11 +24,17 @@ Made = TypeVar("Made")
 
 def load_arguments(given: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments of `guided_smc.load` from those of a command."""
-    if given["device"] and given["device_map"]:
-        raise click.UsageError("--device and --device-map exclude each other")
-    names = ("draft", "dtype", "device", "trust_remote_code", "allow_pickle")
+    exclusive = [name for name in ("device", "device_map", "tp_plan") if given.get(name)]
+    if len(exclusive) > 1:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in exclusive)
+        raise click.UsageError(f"{flags} exclude each other")
+    names = ("draft", "dtype", "device", "max_total_tokens", "trust_remote_code", "allow_pickle")
     device_map = _parse_device_map(given["device_map"])
-    return {**{name: given[name] for name in names}, "device_map": device_map}
+    return {
+        **{name: given[name] for name in names},
+        "device_map": device_map,
+        "tp_plan": given.get("tp_plan"),
+    }
 
 
 def _parse_device_map(text: str | None) -> Any:

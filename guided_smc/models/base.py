@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from guided_smc.models.budget import Need
 from guided_smc.vocabulary import Vocabulary
 
 
@@ -50,6 +51,19 @@ class Session(Protocol):
     def reorder(self, index: torch.Tensor) -> None:
         """Row `i` becomes a copy of the old row `index[i]`; the number of rows becomes
         `len(index)`. int64 CPU tensor. Serves resampling and the dropping of rows alike.
+        """
+
+
+@runtime_checkable
+class LimitedSession(Protocol):
+    """A session that may not have room for everyone."""
+
+    def fits(self, running: Sequence[Need], joining: Sequence[Need]) -> bool:
+        """Whether prompts could join now, so that they and those that run never lack room.
+
+        Args:
+            running: What those that run may come to hold.
+            joining: The same of those that would be prefilled next, in this order.
         """
 
 

@@ -35,6 +35,8 @@ from guided_smc.models.checks import (
 )
 from guided_smc.models.gguf import conversions, converted, converted_before
 from guided_smc.models.hub import download, downloaded_models
+from guided_smc.models.parallel import distributed_config
+from guided_smc.models.placement import place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -105,6 +107,7 @@ def load_pretrained(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     device_map: str | dict[str, Any] | None = None,
+    tp_plan: str | dict[str, str] | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     notify: Notify | None = None,
@@ -117,17 +120,22 @@ def load_pretrained(
             dtype. Default: float32 on the CPU, `"auto"` elsewhere.
         device: Default: `"cuda"` if there is one, else `"cpu"`.
         device_map: Passed on to transformers, to spread a model; `device` must be None then.
+        tp_plan: Passed on to transformers, to split a model over the processes of `torchrun`;
+            `device` and `device_map` must be None then.
         trust_remote_code: Run Python code that comes with the model.
         allow_pickle: Load pickled weights where there are no others.
         notify: Called with a line of text before something that takes long.
 
     Raises:
-        OptionError: Unknown dtype or device, or both `device` and `device_map`.
+        OptionError: Unknown dtype or device, or more than one of `device`, `device_map` and
+            `tp_plan`.
         ModelError: The model cannot be found, is refused for safety, is no causal language
-            model, is corrupt, or does not fit the device.
+            model, is corrupt, or does not fit the device; or the device is not there, or too old.
     """
     name = os.fspath(name)
-    options = _options(name, dtype, device, device_map, trust_remote_code, allow_pickle)
+    options = _options(
+        name, dtype, device, device_map, trust_remote_code, allow_pickle, tp_plan=tp_plan
+    )
 
     located = _locate(name, options, notify)
     if located.suffix.lower() != ".gguf":
@@ -224,6 +232,7 @@ class _LoadOptions:
     trust_remote_code: bool
     allow_pickle: bool
     auto_class: str = "AutoModelForCausalLM"
+    tp_plan: str | dict[str, str] | None = None
 
 
 def _options(
@@ -234,10 +243,18 @@ def _options(
     trust_remote_code: bool,
     allow_pickle: bool,
     auto_class: str = "AutoModelForCausalLM",
+    tp_plan: str | dict[str, str] | None = None,
 ) -> _LoadOptions:
-    placement = _placement(device, device_map)
+    if tp_plan is not None and (device is not None or device_map is not None):
+        other = "device" if device is not None else "device_map"
+        raise OptionError(
+            f"give `tp_plan` or `{other}`, not both: with tp_plan each process has its own device"
+        )
+    placement = place(device, device_map)
     weights_dtype = _resolve_dtype(dtype, on_cpu=placement == torch.device("cpu"))
-    return _LoadOptions(name, weights_dtype, placement, trust_remote_code, allow_pickle, auto_class)
+    return _LoadOptions(
+        *(name, weights_dtype, placement, trust_remote_code, allow_pickle, auto_class, tp_plan)
+    )
 
 
 _UNLIKE = {
@@ -246,39 +263,6 @@ _UNLIKE = {
     "AutoModelForSequenceClassification": "not a classifier: it has no trained head",
 }
 """What a model with missing tensors may be, by what it was loaded as."""
-
-
-def _placement(
-    device: str | torch.device | None, device_map: str | dict[str, Any] | None
-) -> torch.device | str | dict[str, Any]:
-    """A device that exists, or the device map as it was given."""
-    if device_map is not None:
-        if device is not None:
-            raise OptionError("give `device` or `device_map`, not both")
-        return device_map
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise OptionError(
-            f"device={device!r} is not a device; use 'cpu', 'cuda' or 'cuda:0'"
-        ) from error
-    if chosen.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count == 0:
-            raise ModelError(
-                f"device={str(chosen)!r} was asked for, but torch {torch.__version__} sees no CUDA "
-                "device: use device='cpu', or install a CUDA build of torch and its driver"
-            )
-        if chosen.index is not None and chosen.index >= count:
-            raise ModelError(
-                f"device={str(chosen)!r} was asked for, but there are {count} CUDA devices "
-                f"(cuda:0 to cuda:{count - 1})"
-            )
-    if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise ModelError("device='mps' was asked for, but this machine has none: use device='cpu'")
-    return chosen
 
 
 def _resolve_dtype(dtype: str | torch.dtype | None, *, on_cpu: bool) -> str | torch.dtype:
@@ -399,6 +383,10 @@ def _load_folder(folder: Path, options: _LoadOptions) -> LoadedModel:
         else:
             # Straight to the GPU: through the CPU, a large model would need its memory as well.
             device_map = {"": device} if device.type == "cuda" else None
+        if options.tp_plan is not None:
+            # transformers places each process's part.
+            device = device_map = None
+            common["distributed_config"] = distributed_config(options.tp_plan)
         try:
             model, info = getattr(transformers, options.auto_class).from_pretrained(
                 folder,

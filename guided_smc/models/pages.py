@@ -11,6 +11,7 @@ layer and counts nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,6 +106,18 @@ class PageTable:
         if not rows:
             self._drop_prompts()
         return number
+
+    def has_runs(self, lengths: Sequence[int], limit: int) -> bool:
+        """Whether prompts of these lengths find pages side by side, within `limit` pages in all."""
+        taken = np.zeros(limit, dtype=bool)
+        taken[: self.capacity] = self.references > 0
+        for length in lengths:
+            n_pages = -(-length // PAGE)
+            first = _first_run(~taken, n_pages)
+            if first + n_pages > limit:
+                return False
+            taken[first : first + n_pages] = True
+        return True
 
     def extend(self, counts: np.ndarray) -> Extension:
         """Append `counts` `[R]` tokens to the rows' tails."""
@@ -206,12 +219,7 @@ class PageTable:
         """N pages side by side, held once; returns the first."""
         if not n:
             return 0
-        free = np.append(self.references == 0, False)
-        ends = np.flatnonzero(~free)
-        starts = np.append(0, ends[:-1] + 1)
-        fits = np.flatnonzero(ends - starts >= n)
-        # Else at the end, where the last free pages are part of the run.
-        first = int(starts[fits[0]]) if len(fits) else int(starts[-1])
+        first = _first_run(self.references == 0, n)
         self._grow(max(self.capacity, first + n))
         self.references[first : first + n] = 1
         return first
@@ -231,12 +239,21 @@ class PageTable:
             self.references[first : first + -(-length // PAGE)] -= 1
 
 
+class NoMemoryError(Exception):
+    """A device has no memory for so many pages."""
+
+    def __init__(self, pages: int) -> None:
+        super().__init__(pages)
+        self.pages = pages
+
+
 class Pool:
     """Keys or values of one layer, by slot: `[heads, pages · PAGE, head_dim]`."""
 
-    def __init__(self, like: torch.Tensor) -> None:
-        """Like keys or values `[..., heads, tokens, head_dim]`."""
+    def __init__(self, like: torch.Tensor, limit: int | None = None) -> None:
+        """Like keys or values `[..., heads, tokens, head_dim]`, of at most `limit` pages."""
         self.data = like.new_zeros(like.shape[-3], 0, like.shape[-1])
+        self.limit = limit
 
     @property
     def pages(self) -> torch.Tensor:
@@ -245,14 +262,35 @@ class Pool:
         return self.data.view(heads, -1, PAGE, head_dim).transpose(0, 1)
 
     def reserve(self, pages: int) -> None:
-        """Make room for so many pages, with some to spare."""
-        have = self.data.shape[1]
-        if pages * PAGE <= have:
+        """Make room for so many pages, with some to spare.
+
+        On CUDA a pool with a limit gets all of its pages at once: to grow takes room for the old
+        and the new ones, and a captured graph needs them to stay where they are.
+
+        Raises:
+            NoMemoryError: There is no memory for them.
+        """
+        have = self.data.shape[1] // PAGE
+        if pages <= have:
             return
-        slots = max(pages, have // PAGE + have // (4 * PAGE)) * PAGE
-        new = self.data.new_zeros(self.data.shape[0], slots, self.data.shape[2])
-        new[:, :have] = self.data
+        size = max(pages, have + have // 4)
+        if self.limit is not None:
+            if pages > self.limit:
+                raise NoMemoryError(pages)
+            size = self.limit if self.data.is_cuda else min(size, self.limit)
+        new = self._allocate(size, pages)
+        new[:, : self.data.shape[1]] = self.data
         self.data = new
+
+    def _allocate(self, *sizes: int) -> torch.Tensor:
+        """Zeros for the first of these numbers of pages for which there is memory."""
+        heads, _, head_dim = self.data.shape
+        for pages in sizes:
+            try:
+                return self.data.new_zeros(heads, pages * PAGE, head_dim)
+            except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU's is plain
+                refused = error
+        raise NoMemoryError(sizes[-1]) from refused
 
     def write(self, slots: torch.Tensor, values: torch.Tensor) -> None:
         """Put `[heads, n, head_dim]` at `n` slots."""
@@ -268,3 +306,11 @@ def _within(counts: np.ndarray) -> np.ndarray:
     """0, 1, ... counts[0] − 1, 0, 1, ... counts[1] − 1, ..."""
     starts = np.cumsum(counts) - counts
     return np.arange(int(counts.sum())) - np.repeat(starts, counts)
+
+
+def _first_run(free: np.ndarray, n: int) -> int:
+    """Where the first `n` free pages side by side begin; else where those at the end do."""
+    ends = np.flatnonzero(~np.append(free, False))
+    starts = np.append(0, ends[:-1] + 1)
+    fits = np.flatnonzero(ends - starts >= n)
+    return int(starts[fits[0]]) if len(fits) else int(starts[-1])

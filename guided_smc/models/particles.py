@@ -17,6 +17,7 @@ columns behind a row's end hold stale values that no query sees.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,9 +29,11 @@ import torch
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from guided_smc.errors import OutOfPagesError
 from guided_smc.models.attention import Style, causal, visible_mask
+from guided_smc.models.budget import Need, out_of_memory
 from guided_smc.models.paged import PagedAttention
-from guided_smc.models.pages import Extension, PageTable, Pool
+from guided_smc.models.pages import PAGE, Extension, NoMemoryError, PageTable, Pool
 from guided_smc.models.plans import CascadePlan, plan_cascade
 
 if TYPE_CHECKING:
@@ -57,10 +60,10 @@ class Store:
     values: torch.Tensor
 
     @classmethod
-    def like(cls, key: torch.Tensor, value: torch.Tensor) -> Store:
+    def like(cls, key: torch.Tensor, value: torch.Tensor, limit: int | None) -> Store:
         """For keys and values such as these, `[..., heads, tokens, head_dim]`."""
         empty = [x.new_zeros(0, x.shape[-3], 0, x.shape[-1]) for x in (key, value)]
-        return cls(Pool(key), Pool(value), *empty)
+        return cls(Pool(key, limit), Pool(value, limit), *empty)
 
     def reserve(self, rows: int, columns: int) -> None:
         """Make room in the windows."""
@@ -239,10 +242,14 @@ class ParticleCache(Cache):
     Args:
         n_layers: Of the model.
         paged: Attends to the pages themselves; None: to windows.
+        limit: The most pages.
     """
 
-    def __init__(self, n_layers: int, paged: PagedAttention | None = None) -> None:
+    def __init__(
+        self, n_layers: int, paged: PagedAttention | None = None, limit: int | None = None
+    ) -> None:
         self.paged = paged
+        self.limit = limit
         self.stores: list[Store | None] = [None] * n_layers
         self.layer = 0
         self.now: Pass | None = None
@@ -277,7 +284,7 @@ class ParticleCache(Cache):
         now = self.now.on(key.device)
         store = self.stores[layer]
         if store is None:
-            store = self.stores[layer] = Store.like(key, value)
+            store = self.stores[layer] = Store.like(key, value, self.limit)
         if now.commit is not None:
             for pool, new in ((store.key_pool, key), (store.value_pool, value)):
                 pool.reserve(now.pages)
@@ -429,7 +436,8 @@ class ParticleSession:
     def __init__(self, model: TransformersModel) -> None:
         self.model = model
         self.n_layers = model.n_layers
-        self.cache = ParticleCache(self.n_layers, model.paged_attention())
+        limit = None if model.budget is None else model.budget.pages
+        self.cache = ParticleCache(self.n_layers, model.paged_attention(), limit)
         self.table = PageTable()
         self._in_place: set[int] = set()  # prompts, by number
         self._base = np.zeros(0, dtype=np.int64)  # position of each row's first column
@@ -444,6 +452,14 @@ class ParticleSession:
     def lengths(self) -> torch.Tensor:
         """int64 `[R]`, tokens of each row."""
         return torch.from_numpy(self.table.lengths)
+
+    def fits(self, running: Sequence[Need], joining: Sequence[Need]) -> bool:
+        """Whether there are pages for all that those who run, and those who join, may need."""
+        budget = self.model.budget
+        return budget is None or (
+            budget.holds([*running, *joining])
+            and self.table.has_runs([need.prompt for need in joining], budget.pages)
+        )
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> None:
@@ -585,8 +601,30 @@ class ParticleSession:
         *,
         keep: int | torch.Tensor,
     ) -> torch.Tensor:
-        with running(self.cache, now):
-            return model.forward(tokens, self.cache, positions=now.positions, logits_to_keep=keep)
+        try:
+            with running(self.cache, now):
+                return model.forward(
+                    tokens, self.cache, positions=now.positions, logits_to_keep=keep
+                )
+        except NoMemoryError as error:
+            raise self._out_of_memory(error.pages) from error.__cause__
+
+    def _out_of_memory(self, wanted: int) -> OutOfPagesError:
+        stores = [store for store in self.cache.stores if store is not None]
+        pools = [pool for store in stores for pool in (store.key_pool, store.value_pool)]
+        pair = stores[0].key_pool.pages[:0], stores[0].value_pool.pages[:0]
+        in_layer = sum(math.prod(p.shape[1:]) * p.element_size() for p in pair)
+        held = min(pool.data.shape[1] // PAGE for pool in pools)
+        return out_of_memory(
+            self.model.name,
+            stores[-1].keys.device,
+            wanted=wanted,
+            held=held if len(stores) == self.n_layers else 0,
+            page_bytes=self.n_layers * in_layer,
+            rows=len(self.table),
+            longest=int(self.table.lengths.max(initial=0)),
+            budget=self.model.budget,
+        )
 
     def invalidate(self) -> None:
         """Let the next pass take all of the windows from the pages again."""

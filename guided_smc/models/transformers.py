@@ -19,6 +19,7 @@ import torch
 
 from guided_smc.errors import ModelError
 from guided_smc.models.base import Session
+from guided_smc.models.budget import Budget
 from guided_smc.models.groups import GroupSession
 from guided_smc.models.linears import Packed, can_pack, replace_linears
 from guided_smc.models.paged import PagedAttention, paged_attention
@@ -38,12 +39,30 @@ class TransformersModel:
         name: For messages.
         pack: Whether linears on the CPU go into the layout that serves few rows at a time, which
             is twice as fast there and the same in the results but for rounding.
+        split: Whether transformers has split it over several processes (see `parallel`). It is
+            then left as it is: neither packed nor traced.
+        max_total_tokens: The most tokens whose K/V a session holds at once, in whole pages; None:
+            as many as memory allows.
+
+    Raises:
+        ModelError: The architecture takes no cache, or it has no pages to limit.
+        OptionError: `max_total_tokens` is no such number.
     """
 
-    def __init__(self, model: Any, vocabulary: Vocabulary, *, name: str, pack: bool = True) -> None:
+    def __init__(
+        self,
+        model: Any,
+        vocabulary: Vocabulary,
+        *,
+        name: str,
+        pack: bool = True,
+        split: bool = False,
+        max_total_tokens: int | None = None,
+    ) -> None:
         self.model = model
         self.vocabulary = vocabulary
         self.name = name
+        self.split = split
         config = model.config.get_text_config()
         self.context_length: int | None = getattr(config, "max_position_embeddings", None)
         parameters = inspect.signature(model.forward).parameters
@@ -58,14 +77,22 @@ class TransformersModel:
         self._takes_positions = "position_ids" in parameters
         self.n_layers: int = config.num_hidden_layers
         self.uses_particle_cache = _particle_cache_serves(model)
+        self.budget: Budget | None = None
+        if max_total_tokens is not None:
+            self.budget = Budget.of(max_total_tokens, name)
+            if not self.uses_particle_cache:
+                raise ModelError(
+                    f"max_total_tokens limits pages of K/V, and {name!r} ({type(model).__name__}) "
+                    "keeps a cache of its own for each prompt: leave it out"
+                )
         self.own_attention = model.config._attn_implementation
         self._traced: TracedPass | None = None
         if self.uses_particle_cache:
             model.set_attn_implementation(ATTENTION)
-            if self._takes_positions:
+            if self._takes_positions and not split:
                 self._traced = TracedPass(model, self._call, self.n_layers)
         self.attention, self.notes = self._choose_attention()
-        if pack and can_pack(model):
+        if pack and not split and can_pack(model):
             replace_linears(model, Packed)
             for rest in model.parameters():
                 # What is left may be a view of a file that holds all of the weights.

@@ -1,0 +1,159 @@
+"""How many pages of K/V there may be, and who fits into them.
+
+With a budget, a prompt joins the batch only if its particles fit even if each grows to
+`max_tokens` and shares nothing: then nothing runs out of memory later, and whoever does not fit
+yet waits. A page that particles share is counted for each of them here, though it is held once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from guided_smc.errors import OptionError, OutOfPagesError
+from guided_smc.models.pages import PAGE
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one prompt may come to hold.
+
+    Attributes:
+        prompt: Tokens that are prefilled.
+        rows: The most particles that there may be.
+        tail: The most tokens that each appends.
+    """
+
+    prompt: int
+    rows: int
+    tail: int
+
+    @classmethod
+    def of(cls, prompt_ids: int, rows: int, max_tokens: int) -> Need:
+        """Of a request: the prompt's last token is the first that each particle appends."""
+        return cls(prompt_ids - 1, rows, max_tokens + 1)
+
+    @property
+    def pages(self) -> int:
+        """Pages, if the particles share nothing but the prompt."""
+        return pages_of(self.prompt) + self.rows * pages_of(self.tail)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The pages that a session of a model may hold.
+
+    Attributes:
+        pages: So many.
+        name: Of the model, for messages.
+    """
+
+    pages: int
+    name: str
+
+    @classmethod
+    def of(cls, max_total_tokens: Any, name: str) -> Budget:
+        """From a number of tokens.
+
+        Raises:
+            OptionError: Not a whole number, or less than a page.
+        """
+        number = isinstance(max_total_tokens, int) and not isinstance(max_total_tokens, bool)
+        if not number or max_total_tokens < PAGE:
+            raise OptionError(
+                f"max_total_tokens must be a whole number from {PAGE} (a page of K/V), got "
+                f"{max_total_tokens!r}"
+            )
+        return cls(max_total_tokens // PAGE, name)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all of the pages."""
+        return self.pages * PAGE
+
+    def holds(self, needs: Iterable[Need]) -> bool:
+        """Whether all of these fit at once."""
+        return sum(need.pages for need in needs) <= self.pages
+
+    def require(self, need: Need) -> None:
+        """Refuse what does not fit even alone.
+
+        Raises:
+            OutOfPagesError: With what would fit.
+        """
+        if need.pages <= self.pages:
+            return
+        left = self.pages - pages_of(need.prompt)
+        rows, tail = left // pages_of(need.tail), (left // need.rows) * PAGE
+        fits = [f"{rows} particles with max_tokens={need.tail - 1}"] if rows > 0 else []
+        if tail > 1:
+            fits.append(f"{need.rows} particles with max_tokens={tail - 1}")
+        would = f"{' or '.join(fits)} would fit" if fits else "the prompt alone is too long"
+        raise OutOfPagesError(
+            f"{need.rows} particles with max_tokens={need.tail - 1} behind a prompt of "
+            f"{need.prompt + 1} tokens may need {need.pages} pages of {PAGE} tokens of K/V, and "
+            f"{self.name} may hold {self.pages} (max_total_tokens={self.tokens}): {would}; or "
+            f"set max_total_tokens={need.pages * PAGE}",
+            needed=need.pages,
+            fit=self.pages,
+        )
+
+
+def pages_of(tokens: int) -> int:
+    """Pages that so many tokens take."""
+    return -(-tokens // PAGE)
+
+
+def out_of_memory(
+    name: str,
+    device: torch.device,
+    *,
+    wanted: int,
+    held: int,
+    page_bytes: int,
+    rows: int,
+    longest: int,
+    budget: Budget | None,
+) -> OutOfPagesError:
+    """The error of a device on which pages cannot be allocated.
+
+    Args:
+        name: Of the model.
+        device: Where there is no memory left.
+        wanted: Pages that there should be.
+        held: Pages that there are.
+        page_bytes: Bytes of a page in all layers, keys and values.
+        rows: Particles now.
+        longest: Tokens of the longest of them, prompt included.
+        budget: Of the model, if it has one.
+    """
+    fit = held + free_bytes(device) // page_bytes
+    rows, longest = max(rows, 1), max(longest, 1)
+    allows = [
+        f"{fit // pages_of(longest)} particles of the present {longest} tokens",
+        f"{rows} particles with a context of {fit // rows * PAGE} tokens",
+    ]
+    allows = [way for way in allows if not way.startswith("0 ") and " of 0 " not in way]
+    todo = "lower n_particles, max_tokens or max_rows"
+    if fit > 0 and (budget is None or fit < budget.pages):
+        todo += f", or set max_total_tokens={fit * PAGE}, with which requests wait for room"
+    return OutOfPagesError(
+        f"{name}: {device} has no memory for {wanted} pages of K/V ({PAGE} tokens and "
+        f"{page_bytes / 2**20:.3g} MiB each). About {fit} fit beside the model: "
+        f"{' or '.join(allows) or 'not one particle'} that share nothing. Use a smaller dtype, "
+        f"{todo}",
+        needed=wanted,
+        fit=fit,
+    )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can still be had on a CUDA device; 0 where that is not known."""
+    if device.type != "cuda":
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + unused)

@@ -1,0 +1,206 @@
+"""With a budget of pages, requests wait and nothing fails; what never fits is refused at once."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from test_transformers_models import VOCABULARY, Ids, build
+
+import guided_smc
+from guided_smc.cli.main import cli
+from guided_smc.engine import Engine
+from guided_smc.errors import ModelError, OptionError, OutOfPagesError
+from guided_smc.models import budget as budgets
+from guided_smc.models.budget import Budget, Need
+from guided_smc.models.pages import PAGE, NoMemoryError, PageTable, Pool
+from guided_smc.models.transformers import TransformersModel
+from guided_smc.results import ErrorEvent, ResultEvent
+
+PROMPTS = [[1 + i % 30] * (3 + 7 * i) for i in range(8)]
+SETTINGS = dict(n_particles=4, max_tokens=20, seed=3)
+
+
+def limited(tokens: int | None, draft: bool = False) -> guided_smc.LM:
+    def model(name: str) -> TransformersModel:
+        plain = build(name)
+        return TransformersModel(plain.model, VOCABULARY, name=name, max_total_tokens=tokens)
+
+    return guided_smc.LM(model("llama"), draft=model("qwen3") if draft else None, encoder=Ids())
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_requests_that_wait_for_pages_end_as_they_do_with_room_for_all(draft):
+    lm, roomy = limited(20 * PAGE, draft), limited(None, draft)
+    expected = roomy.generate(PROMPTS, **SETTINGS)
+    engine = Engine(lm.model, lm.draft)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(lm.request(prompt, index=i, **SETTINGS))
+    found, waited, most = {}, 0, 0
+    while engine.busy:
+        events = list(engine.step())
+        rows = sum(p.capacity for p in engine._running)
+        waited += bool(engine._waiting) and rows + 4 <= engine.max_rows
+        found |= {e.index: e.result for e in events if isinstance(e, ResultEvent)}
+        for session in engine._sessions():
+            session.table.check()
+            most = max(most, session.table.used)
+            assert session.table.capacity <= 20
+            pools = [store.key_pool for store in session.cache.stores]
+            assert all(pool.data.shape[1] <= 20 * PAGE for pool in pools)
+    assert waited > 5  # rows were free, pages were not
+    assert most > 8  # more than one request at a time
+    assert all(session.table.used == 0 for session in engine._sessions())
+    for i, result in enumerate(expected):
+        tokens = [p.token_ids for p in result.particles]
+        assert [p.token_ids for p in found[i].particles] == tokens
+
+
+def test_what_would_fit_is_said_and_does():
+    lm = limited(20 * PAGE)
+    with pytest.raises(OutOfPagesError, match="max_total_tokens=320") as caught:
+        lm.request([1] * 20, n_particles=12, max_tokens=40)
+    assert (caught.value.needed, caught.value.fit) == (2 + 12 * 3, 20)
+    assert "6 particles with max_tokens=40 or 12 particles with max_tokens=15" in str(caught.value)
+    assert "set max_total_tokens=608" in str(caught.value)
+    for settings in (dict(n_particles=6, max_tokens=40), dict(n_particles=12, max_tokens=15)):
+        assert lm.generate([1] * 20, seed=0, **settings).text
+        over = {name: n + 1 for name, n in settings.items()}
+        with pytest.raises(OutOfPagesError):
+            lm.request([1] * 20, **over)
+    with pytest.raises(OutOfPagesError, match="the prompt alone is too long; or set"):
+        limited(2 * PAGE).request([1] * 100, max_tokens=4)
+
+
+def test_room_is_kept_for_as_many_particles_as_there_may_be():
+    lm = limited(20 * PAGE)
+    adaptive = dict(n_particles=4, target_ess=3, max_particles=30, max_tokens=10)
+    with pytest.raises(OutOfPagesError, match="30 particles"):
+        lm.request([1, 2], **adaptive)
+    roomy = limited(None).request([1, 2], **adaptive)
+    with pytest.raises(OutOfPagesError, match="30 particles"):
+        Engine(lm.model).add(roomy)
+
+
+def test_a_draft_with_less_room_refuses_too():
+    small, large = limited(4 * PAGE), limited(None)
+    lm = guided_smc.LM(large.model, draft=small.model, encoder=Ids())
+    with pytest.raises(OutOfPagesError, match="llama may hold 4"):
+        lm.request([1, 2], n_particles=8, max_tokens=10)
+
+
+@pytest.mark.parametrize("value", [0, PAGE - 1, -1, 1.5, True, "100"])
+def test_a_budget_is_a_number_of_tokens(value):
+    with pytest.raises(OptionError, match="whole number from 16"):
+        Budget.of(value, "model")
+    assert Budget.of(2 * PAGE + 5, "model").pages == 2
+
+
+def test_a_model_without_pages_takes_no_budget():
+    plain = build("mamba")
+    with pytest.raises(ModelError, match=r"MambaForCausalLM.*leave it out"):
+        TransformersModel(plain.model, VOCABULARY, name="mamba", max_total_tokens=64)
+
+
+def test_a_prompt_waits_for_pages_side_by_side():
+    table = PageTable()
+    for _ in range(3):
+        table.add_prompt(2 * PAGE, 1)
+    assert table.has_runs([2 * PAGE], 8) and not table.has_runs([2 * PAGE, 1], 8)
+    table.reorder(np.array([0, 2]))
+    assert not table.has_runs([3 * PAGE], 8)  # four are free, two and two
+    assert table.has_runs([2 * PAGE, 2 * PAGE, 0], 8)
+    assert table.prompt_start(table.add_prompt(2 * PAGE, 1)) == 2 * PAGE
+
+
+def test_any_order_of_coming_and_going_stays_within_the_budget():
+    lm = limited(24 * PAGE)
+    rng = np.random.default_rng(0)
+    engine = Engine(lm.model)
+    done = 0
+    for i in range(25):
+        prompt = [1] * int(rng.integers(1, 60))
+        n, tokens = int(rng.integers(1, 5)), int(rng.integers(1, 30))
+        engine.add(lm.request(prompt, index=i, n_particles=n, max_tokens=tokens, seed=i))
+        for event in engine.step():
+            assert not isinstance(event, ErrorEvent)
+            done += isinstance(event, ResultEvent)
+        assert engine._target_session.table.capacity <= 24
+    while engine.busy:
+        done += sum(isinstance(event, ResultEvent) for event in engine.step())
+    assert done == 25
+    assert engine._target_session.table.used == 0
+
+
+def test_a_device_without_memory_for_the_pages_says_how_many_fit(monkeypatch):
+    allocate = Pool._allocate
+
+    def refuse(self, *sizes):
+        if sizes[-1] > 24:
+            raise NoMemoryError(sizes[-1]) from torch.OutOfMemoryError("CUDA out of memory")
+        return allocate(self, *[n for n in sizes if n <= 24])
+
+    page_bytes = 2 * 3 * 2 * PAGE * 8 * 4  # keys and values, layers, heads, tokens, head_dim
+    monkeypatch.setattr(Pool, "_allocate", refuse)
+    monkeypatch.setattr(budgets, "free_bytes", lambda device: 3 * page_bytes + 100)
+    session = build("llama").start_session()
+    session.prefill([[1] * 20], [8])
+    tokens, counts = torch.ones(8, 11, dtype=torch.int64), torch.full((8,), 11)
+    for _ in range(2):
+        session.extend(tokens, counts, last_only=True)
+    with pytest.raises(OutOfPagesError) as caught:
+        session.extend(tokens, counts, last_only=True)
+    message = str(caught.value)
+    assert (caught.value.needed, caught.value.fit) == (26, 18 + 3)
+    assert (
+        "llama: cpu has no memory for 26 pages of K/V (16 tokens and 0.00586 MiB each)" in message
+    )
+    assert "About 21 fit beside the model: 5 particles of the present 53 tokens" in message
+    assert "or 8 particles with a context of 32 tokens that share nothing" in message
+    assert "set max_total_tokens=336" in message
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_an_allocation_that_fails_is_tried_without_the_spare_pages(monkeypatch):
+    pool = Pool(torch.zeros(2, 1, 4))
+    pool.reserve(8)
+    asked = []
+
+    class Full:
+        shape = pool.data.shape
+
+        def new_zeros(self, heads, slots, head_dim):
+            asked.append(slots // PAGE)
+            raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(pool, "data", Full())
+    Full.is_cuda = False
+    with pytest.raises(NoMemoryError) as caught:
+        pool.reserve(9)
+    assert asked == [10, 9]
+    assert caught.value.pages == 9
+
+
+def test_a_need_counts_the_prompt_once_and_each_particle_to_its_cap():
+    need = Need.of(prompt_ids=33, rows=3, max_tokens=16)
+    assert (need.prompt, need.tail) == (32, 17)
+    assert need.pages == 2 + 3 * 2
+
+
+def test_the_command_takes_a_budget_and_records_what_does_not_fit(folder, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "Hi", "n_particles": n} for n in (1, 8, 2)]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["generate", str(prompts), "--model", str(folder), "--max-tokens", "4", "--quiet"]
+    output = tmp_path / "out.jsonl"
+    CliRunner().invoke(cli, [*command, "--max-total-tokens", "60", "-o", str(output)])
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    types = [record.get("error", {}).get("type") for record in records]
+    assert types == [None, "OutOfPagesError", None]
+    assert "max_total_tokens=48): 2 particles with max_tokens=4" in records[1]["error"]["message"]
+    command += ["--max-total-tokens", "3"]
+    with pytest.raises(OptionError, match="max_total_tokens must be a whole number from 16"):
+        CliRunner().invoke(cli, command, standalone_mode=False, catch_exceptions=False)
