@@ -135,7 +135,8 @@ def test_any_order_of_coming_and_going_stays_within_the_budget():
     assert engine._target_session.table.used == 0
 
 
-def test_a_device_without_memory_for_the_pages_says_how_many_fit(monkeypatch):
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_device_without_memory_for_the_pages_says_how_many_fit(traced, monkeypatch):
     allocate = Pool._allocate
 
     def refuse(self, *sizes):
@@ -146,7 +147,11 @@ def test_a_device_without_memory_for_the_pages_says_how_many_fit(monkeypatch):
     page_bytes = 2 * 3 * 2 * PAGE * 8 * 4  # keys and values, layers, heads, tokens, head_dim
     monkeypatch.setattr(Pool, "_allocate", refuse)
     monkeypatch.setattr(budgets, "free_bytes", lambda device: 3 * page_bytes + 100)
-    session = build("llama").start_session()
+    model = build("llama")
+    if traced:
+        model.warm_up()
+        assert model._traced._graph is not None
+    session = model.start_session()
     session.prefill([[1] * 20], [8])
     tokens, counts = torch.ones(8, 11, dtype=torch.int64), torch.full((8,), 11)
     for _ in range(2):

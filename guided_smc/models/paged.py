@@ -169,7 +169,11 @@ class TorchLevels(PagedAttention):
 
 
 class FlashInferLevels(PagedAttention):
-    """By FlashInfer's kernels. What it plans for a level holds for all layers of one style."""
+    """By FlashInfer's kernels. What it plans for a level holds for all layers of one style.
+
+    A plan goes to the device from memory that the next plan overwrites, so that the results of a
+    pass must have been read before the next one is planned, as those of a session's are.
+    """
 
     name = "flashinfer"
     log_unit = math.log(2.0)

@@ -250,6 +250,7 @@ class ParticleCache(Cache):
     ) -> None:
         self.paged = paged
         self.limit = limit
+        self.failed: NoMemoryError | None = None
         self.stores: list[Store | None] = [None] * n_layers
         self.layer = 0
         self.now: Pass | None = None
@@ -287,7 +288,11 @@ class ParticleCache(Cache):
             store = self.stores[layer] = Store.like(key, value, self.limit)
         if now.commit is not None:
             for pool, new in ((store.key_pool, key), (store.value_pool, value)):
-                pool.reserve(now.pages)
+                try:
+                    pool.reserve(now.pages)
+                except NoMemoryError as error:
+                    self.failed = error  # a traced pass would raise another in its place
+                    raise
                 now.commit.write(pool, new)
         if now.plan is not None and self.paged is not None:
             pools = (store.key_pool, store.value_pool)
@@ -606,8 +611,11 @@ class ParticleSession:
                 return model.forward(
                     tokens, self.cache, positions=now.positions, logits_to_keep=keep
                 )
-        except NoMemoryError as error:
-            raise self._out_of_memory(error.pages) from error.__cause__
+        except Exception:
+            if (failed := self.cache.failed) is None:
+                raise
+            self.cache.failed = None
+            raise self._out_of_memory(failed.pages) from failed.__cause__
 
     def _out_of_memory(self, wanted: int) -> OutOfPagesError:
         stores = [store for store in self.cache.stores if store is not None]
