@@ -43,7 +43,7 @@ def draw_frontier(sweep: Sweep, path: str | Path) -> None:
         points = [p for p in sweep.points if p.method == method]
         if not points:
             continue
-        points.sort(key=lambda p: p.kl.value)
+        points.sort(key=lambda p: p.n if p.beta is None else p.kl.value)
         axes.errorbar(
             [p.kl.value for p in points],
             [p.reward.value for p in points],
