@@ -20,6 +20,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from starting import run_command
 
 COMMAND = [sys.executable, "-m", "guided_smc.cli"]
 COLOURS = ["red", "green", "blue"]
@@ -79,6 +80,8 @@ def call(
     arguments: str | Sequence[str], stdin: bytes = b"", **changes: Any
 ) -> subprocess.CompletedProcess[bytes]:
     words = arguments.split() if isinstance(arguments, str) else arguments
+    if not changes:
+        return run_command(words, stdin)
     given: dict[str, Any] = {"input": stdin, "capture_output": True, "timeout": 600}
     return subprocess.run([*COMMAND, *words], **{**given, **changes})
 
