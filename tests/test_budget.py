@@ -45,7 +45,7 @@ def test_requests_that_wait_for_pages_end_as_they_do_with_room_for_all(draft):
         rows = sum(p.capacity for p in engine._running)
         waited += bool(engine._waiting) and rows + 4 <= engine.max_rows
         found |= {e.index: e.result for e in events if isinstance(e, ResultEvent)}
-        for session in engine._sessions():
+        for session in engine._sessions.with_rows:
             session.table.check()
             most = max(most, session.table.used)
             assert session.table.capacity <= 20
@@ -53,7 +53,7 @@ def test_requests_that_wait_for_pages_end_as_they_do_with_room_for_all(draft):
             assert all(pool.data.shape[1] <= 20 * PAGE for pool in pools)
     assert waited > 5  # rows were free, pages were not
     assert most > 8  # more than one request at a time
-    assert all(session.table.used == 0 for session in engine._sessions())
+    assert all(session.table.used == 0 for session in engine._sessions.with_rows)
     for i, result in enumerate(expected):
         tokens = [p.token_ids for p in result.particles]
         assert [p.token_ids for p in found[i].particles] == tokens
@@ -128,11 +128,11 @@ def test_any_order_of_coming_and_going_stays_within_the_budget():
         for event in engine.step():
             assert not isinstance(event, ErrorEvent)
             done += isinstance(event, ResultEvent)
-        assert engine._target_session.table.capacity <= 24
+        assert engine._sessions.target.table.capacity <= 24
     while engine.busy:
         done += sum(isinstance(event, ResultEvent) for event in engine.step())
     assert done == 25
-    assert engine._target_session.table.used == 0
+    assert engine._sessions.target.table.used == 0
 
 
 @pytest.mark.parametrize("traced", [False, True])

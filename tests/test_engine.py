@@ -352,7 +352,7 @@ def test_finished_particles_cost_no_rows():
     rows = []
     while engine.busy:
         list(engine.step())
-        rows.append(len(engine._target_session.rows))
+        rows.append(len(engine._sessions.target.rows))
     assert rows[-1] == 0
     assert rows == sorted(rows, reverse=True)
 
@@ -607,7 +607,7 @@ def test_rows_are_kept_for_as_many_particles_as_a_request_may_come_to():
     most, events = 0, []
     while engine.busy:
         events += engine.step()
-        most = max(most, len(engine._target_session.rows))
+        most = max(most, len(engine._sessions.target.rows))
         assert len(engine._running) <= 2
     assert most <= 12
     alone = [results(run(TARGET, [r]))[0].particles for r in requests]

@@ -11,6 +11,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+import torch
 from exactness import (
     DRAFT,
     LANGUAGE,
@@ -32,11 +33,12 @@ from support import (
     unnormalised,
 )
 
-from guided_smc import engine as engine_module
+from guided_smc import proposing
 from guided_smc.costs import CostModel
 from guided_smc.engine import Engine, run
 from guided_smc.models.table import TableModel
 from guided_smc.population import Population
+from guided_smc.proposing import Proposer
 from guided_smc.resampling import SCHEMES
 from guided_smc.vocabulary import Vocabulary
 
@@ -419,8 +421,8 @@ def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, a
         for r, row in enumerate(rows):
             if row.sum() > 0:
                 tokens[r] = choices.choose(row / row.sum())
-        totals = engine_module.torch.from_numpy(rows.sum(axis=1))
-        return engine_module.torch.from_numpy(tokens), totals
+        totals = torch.from_numpy(rows.sum(axis=1))
+        return torch.from_numpy(tokens), totals
 
     def resample(weights, uniforms):
         # The ancestors are a step function of each uniform: choose a piece of it.
@@ -435,7 +437,7 @@ def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, a
             points[i] = (edges[piece] + edges[piece + 1]) / 2
         return SCHEMES[scheme](weights, points)
 
-    monkeypatch.setattr(engine_module, "draw", draw)
+    monkeypatch.setattr(proposing, "draw", draw)
     monkeypatch.setattr("guided_smc.population.SCHEMES", {scheme: resample})
     mean = dict.fromkeys(exact(target, (0,), max_tokens=3, member=language.member), 0.0)
     total = 0.0
@@ -473,61 +475,65 @@ def test_unbiased_exactly_when_every_choice_is_enumerated(monkeypatch, scheme, a
 class RenormalisesTheTarget(Engine):
     """Token masking: every token weighs as if the target had been renormalised over the mask."""
 
-    def _propose(self, rows, block_sizes, errors):
-        self._log_z = np.zeros(len(rows))
-        return super()._propose(rows, block_sizes, errors)
+    class proposer(Proposer):
+        def propose(self, running, rows, block_sizes, errors):
+            self.log_z = np.zeros(len(rows))
+            return super().propose(running, rows, block_sizes, errors)
 
-    def _mask(self, rows, active, errors):
-        self._last_mask = super()._mask(rows, active, errors)
-        for r, (g, s) in enumerate(rows):
-            if active[r]:
-                p = self._running[g]
-                text = p.tokens[s, 1 : 1 + p.length[s]]
-                row = self.target.probabilities((*p.request.prompt_ids, *text))
-                kept = row[self._last_mask[r].numpy()].sum()
-                self._log_z[r] += np.log(kept) if kept > 0 else 0.0
-        return self._last_mask
+        def _mask(self, rows, active, errors):
+            mask = super()._mask(rows, active, errors)
+            for r, (g, s) in enumerate(rows):
+                if active[r]:
+                    p = self._running[g]
+                    text = p.tokens[s, 1 : 1 + p.length[s]]
+                    row = self.target.probabilities((*p.request.prompt_ids, *text))
+                    kept = row[mask[r].numpy()].sum()
+                    self.log_z[r] += np.log(kept) if kept > 0 else 0.0
+            return mask
 
     def _settle(self, population, slots, block, mine, block_size):
-        block.log_p[mine] -= self._log_z[mine]
+        block.log_p[mine] -= self._proposer.log_z[mine]
         return super()._settle(population, slots, block, mine, block_size)
 
 
 class ForgetsLogZ(Engine):
     """The bonus token weighs nothing."""
 
-    def _take(self, rows, block, active, scores, mask, uniforms, errors, *, draft):
-        before = block.log_q.copy()
-        log_p = block.log_p.copy()
-        super()._take(rows, block, active, scores, mask, uniforms, errors, draft=draft)
-        if not draft:
-            block.log_q[:] = before + block.log_p - log_p
+    class proposer(Proposer):
+        def _take(self, rows, block, active, scores, mask, uniforms, errors, *, draft):
+            before = block.log_q.copy()
+            log_p = block.log_p.copy()
+            super()._take(rows, block, active, scores, mask, uniforms, errors, draft=draft)
+            if not draft:
+                block.log_q[:] = before + block.log_p - log_p
 
 
 class CountsBehindTheEnd(Engine):
     """What is drafted behind an end token enters the weight."""
 
-    def _take(self, rows, block, active, scores, mask, uniforms, errors, *, draft):
-        super()._take(rows, block, active, scores, mask, uniforms, errors, draft=draft)
-        for r in np.flatnonzero(block.ended & active) if draft else ():
-            g, s = rows[r]
-            p = self._running[g]
-            text = (*p.request.prompt_ids, *p.tokens[s, 1 : 1 + p.length[s]], 4)
-            token = int(self.draft.probabilities(text).argmax())
-            block.log_p[r] += np.log(self.target.probabilities(text)[token])
-            block.log_q[r] += np.log(self.draft.probabilities(text)[token])
+    class proposer(Proposer):
+        def _take(self, rows, block, active, scores, mask, uniforms, errors, *, draft):
+            super()._take(rows, block, active, scores, mask, uniforms, errors, draft=draft)
+            for r in np.flatnonzero(block.ended & active) if draft else ():
+                g, s = rows[r]
+                p = self._running[g]
+                text = (*p.request.prompt_ids, *p.tokens[s, 1 : 1 + p.length[s]], 4)
+                token = int(self.draft.probabilities(text).argmax())
+                block.log_p[r] += np.log(self.target.probabilities(text)[token])
+                block.log_q[r] += np.log(self.draft.probabilities(text)[token])
 
 
 class SharesTheFirstToken(Engine):
     """One first token for all particles of a prompt, as when it is drawn with the prefill."""
 
-    def _take(self, rows, block, active, scores, mask, uniforms, errors, *, draft):
-        uniforms = uniforms.copy()
-        for r, (g, _) in enumerate(rows):
-            p = self._running[g]
-            if not p.steps and block.count[r] == 0:
-                uniforms[r] = uniforms[min(q for q, row in enumerate(rows) if row[0] == g)]
-        super()._take(rows, block, active, scores, mask, uniforms, errors, draft=draft)
+    class proposer(Proposer):
+        def _take(self, rows, block, active, scores, mask, uniforms, errors, *, draft):
+            uniforms = uniforms.copy()
+            for r, (g, _) in enumerate(rows):
+                p = self._running[g]
+                if not p.steps and block.count[r] == 0:
+                    uniforms[r] = uniforms[min(q for q, row in enumerate(rows) if row[0] == g)]
+            super()._take(rows, block, active, scores, mask, uniforms, errors, draft=draft)
 
 
 @pytest.mark.parametrize("block_size", [0, 2])

@@ -20,8 +20,7 @@ from test_exact import (
     score,
 )
 
-from guided_smc import engine as engine_module
-from guided_smc import rejection
+from guided_smc import proposing, rejection
 from guided_smc.engine import run
 from guided_smc.models.table import TableModel
 from guided_smc.potentials import Constraint, Intersection, Unmasked
@@ -300,7 +299,7 @@ def enumerated(monkeypatch, block_size: int):
         totals = weights.double().sum(dim=-1)
         return totals.long() * 0, totals
 
-    monkeypatch.setattr(engine_module, "draw", no_draw)
+    monkeypatch.setattr(proposing, "draw", no_draw)
     mean: dict = defaultdict(float)
     total = 0.0
     for path in choices:
@@ -341,7 +340,7 @@ def forget_the_estimate(monkeypatch, *, of_the_draft: bool) -> None:
             total[total > 0] = before[total > 0]
         return errors
 
-    monkeypatch.setattr(engine_module, "redraw", forgetful)
+    monkeypatch.setattr(proposing, "redraw", forgetful)
 
 
 @pytest.mark.parametrize("of_the_draft", [True, False])

@@ -1,0 +1,475 @@
+"""What one step proposes: drafted tokens, their verification, and the bonus token, on the host.
+
+`Proposer` is the step's first half, from the rows that grow to their new tokens with log p and log
+q̃. It draws by uniforms of each prompt's own generator, and serves every model and constraint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from guided_smc.errors import GuidedSMCError, ModelError, PotentialError
+from guided_smc.lookahead import look_ahead
+from guided_smc.models.base import FollowingModel, FollowingSession, LanguageModel, Session
+from guided_smc.population import Population
+from guided_smc.rejection import redraw
+from guided_smc.sampling import (
+    NEG_INF,
+    draw,
+    empty_bitmask,
+    masked_weights,
+    scale,
+    target_scores,
+    truncated_draft,
+    unpack_bitmask,
+)
+
+Rows = list[tuple[int, int]]
+"""The particles that grow, each by the number of its prompt among those that run, and its slot."""
+
+
+@dataclass
+class Block:
+    """What one step has proposed for each of R live particles.
+
+    Attributes:
+        tokens: int64 `[R, K + 1]`.
+        count: int64 `[R]`, tokens that count; behind an end token or a death none does.
+        log_p, log_q: float64 `[R]`, summed over the tokens that count.
+        ended: bool `[R]`: the last token that counts ends the text.
+        dead: bool `[R]`: nothing could be drawn.
+        drafted, log_p_drafted, log_q_drafted: `count`, `log_p` and `log_q` of the drafted tokens
+            alone, without the bonus token; set by verification.
+    """
+
+    tokens: np.ndarray
+    count: np.ndarray
+    log_p: np.ndarray
+    log_q: np.ndarray
+    ended: np.ndarray
+    dead: np.ndarray
+    drafted: np.ndarray = field(init=False)
+    log_p_drafted: np.ndarray = field(init=False)
+    log_q_drafted: np.ndarray = field(init=False)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One token for each of R rows.
+
+    Attributes:
+        token: int64 `[R]`.
+        log_p, log_q: float64 `[R]`, of the model that was asked, and of what it was drawn from.
+        log_z: float64 `[R]`: not finite where nothing could be drawn.
+    """
+
+    token: np.ndarray
+    log_p: np.ndarray
+    log_q: np.ndarray
+    log_z: np.ndarray
+
+
+class Phases:
+    """Seconds by phase since they were last taken."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Count what is done inside."""
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        """The seconds so far; counts from 0 again."""
+        taken, self.seconds = self.seconds, {}
+        return taken
+
+
+@dataclass
+class Sessions:
+    """The cached prefixes of the target and of a draft.
+
+    Attributes:
+        target: One row for each particle that grows.
+        draft: The same of a draft with rows of its own.
+        following: Of a draft on the rows of the target.
+    """
+
+    target: Session
+    draft: Session | None = None
+    following: FollowingSession | None = None
+
+    @classmethod
+    def start(cls, target: LanguageModel, draft: LanguageModel | None) -> Sessions:
+        """Sessions without rows."""
+        sessions = cls(target.start_session())
+        if isinstance(draft, FollowingModel):
+            sessions.following = draft.follow(sessions.target)
+        elif draft is not None:
+            sessions.draft = draft.start_session()
+        return sessions
+
+    @property
+    def with_rows(self) -> list[Session]:
+        """Those that have rows of their own."""
+        return [s for s in (self.target, self.draft) if s is not None]
+
+
+class Proposer:
+    """Draws blocks for the rows of a batch.
+
+    Args:
+        target: The model whose law is sampled.
+        draft: Proposes tokens, or None.
+        sessions: Theirs.
+        phases: Where seconds are counted.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        draft: LanguageModel | None,
+        sessions: Sessions,
+        phases: Phases,
+    ) -> None:
+        self.target = target
+        self.draft = draft
+        self.sessions = sessions
+        self.phases = phases
+        self.vocabulary = target.vocabulary
+        self._eos = np.array(self.vocabulary.eos_ids)
+        self._ordinary = torch.from_numpy(self.vocabulary.ordinary)
+        real = torch.from_numpy(self.vocabulary.real)
+        self._padding = None if bool(real.all()) else ~real
+        self._running: Sequence[Population[Any]] = ()
+
+    def propose(
+        self,
+        running: Sequence[Population[Any]],
+        rows: Rows,
+        block_sizes: list[int],
+        errors: dict[int, Exception],
+    ) -> Block:
+        """Draft K tokens, verify them in one target pass, and draw the bonus token.
+
+        Args:
+            running: The prompts that run; their particles are advanced.
+            rows: The particles that grow, in the order of the sessions' rows.
+            block_sizes: K of each prompt.
+            errors: Where errors go, by prompt.
+        """
+        self._running = running
+        n_rows = len(rows)
+        k_row = np.array([block_sizes[g] for g, _ in rows], dtype=np.int64)
+        width = int(k_row.max(initial=0))
+        last = np.array([[running[g].tokens[s, running[g].length[s]]] for g, s in rows])
+        # One uniform per slot and position, drawn by the prompt's own generator: a prompt's
+        # draws do not depend on who shares its batch.
+        uniforms = [p.rng.random((k + 1, p.n)) for p, k in zip(running, block_sizes, strict=True)]
+        block = Block(
+            tokens=np.zeros((n_rows, width + 1), dtype=np.int64),
+            count=np.zeros(n_rows, dtype=np.int64),
+            log_p=np.zeros(n_rows),
+            log_q=np.zeros(n_rows),
+            ended=np.zeros(n_rows, dtype=bool),
+            dead=np.zeros(n_rows, dtype=bool),
+        )
+
+        if self.sessions.following is not None:
+            self.sessions.following.begin_block()
+            for population in running:
+                population.draft_holds[:] = population.length
+
+        for k in range(width):
+            active = ~block.ended & ~block.dead & (k < k_row)
+            if not active.any():
+                break
+            with self.phases.timed("mask"):
+                mask = self._mask(rows, active, errors)
+            with self.phases.timed("draft"):
+                if mask is not None and bool((mask[active].sum(dim=-1) == 1).all()):
+                    scores = torch.zeros(mask.shape)  # every token is forced: nothing to ask
+                else:
+                    scores = self._draft_scores(rows, active)
+                    for g in {g for (g, _), on in zip(rows, active, strict=True) if on}:
+                        running[g].usage.draft_passes += 1
+            u = np.array([uniforms[g][k, s] if k < block_sizes[g] else 0.0 for g, s in rows])
+            self._take(rows, block, active, scores, mask, u, errors, draft=True)
+
+        with self.phases.timed("verify"):
+            feed = np.concatenate([last, block.tokens[:, :width]], axis=1)
+            logits = self.sessions.target.extend(
+                torch.from_numpy(feed), torch.from_numpy(1 + block.count), last_only=False
+            )
+            log_p_last = self._verify(rows, block, logits, errors)
+        active = ~block.ended & ~block.dead
+        with self.phases.timed("mask"):
+            mask = self._mask(rows, active, errors)
+        u = np.array([uniforms[g][-1, s] for g, s in rows])
+        self._take(rows, block, active, log_p_last, mask, u, errors, draft=False)
+        for population in running:
+            population.usage.target_passes += 1
+        return block
+
+    def _draft_scores(self, rows: Rows, active: np.ndarray) -> torch.Tensor:
+        """Unnormalised log q `[R, V]` after each active row's tokens."""
+        session = self.sessions.following or self.sessions.draft
+        assert session is not None
+        running = self._running
+        lacks: list[np.ndarray] = []
+        for (g, s), on in zip(rows, active, strict=True):
+            p = running[g]
+            holds, has = int(p.draft_holds[s]), 1 + int(p.length[s])
+            lacks.append(p.tokens[s, holds:has] if on else p.tokens[s, :0])
+            if on:
+                p.draft_holds[s] = has
+        feed = np.zeros((len(rows), max(len(x) for x in lacks)), dtype=np.int64)
+        for r, x in enumerate(lacks):
+            feed[r, : len(x)] = x
+        counts = torch.tensor([len(x) for x in lacks])
+        logits = session.extend(torch.from_numpy(feed), counts, last_only=True)
+        logits = self._over_vocabulary(logits)
+        scores = torch.empty_like(logits)
+        for kind, members in self._kinds(rows, lambda p: (p.draft_temperature, *p.target_cut)):
+            temperature, top_k, top_p, min_p = kind
+            part = scale(logits[members], temperature)
+            if top_k or top_p < 1.0 or min_p:
+                part = truncated_draft(part, top_k=top_k, top_p=top_p, min_p=min_p)
+            scores[members] = part
+        return scores
+
+    def _kinds(
+        self, rows: Rows, kind: Callable[[Population[Any]], tuple[Any, ...]]
+    ) -> list[tuple[tuple[Any, ...], Any]]:
+        """Rows that are treated alike, as an index each: mostly one kind and all rows."""
+        found: dict[tuple[Any, ...], list[int]] = {}
+        for r, (g, _) in enumerate(rows):
+            found.setdefault(kind(self._running[g]), []).append(r)
+        if len(found) == 1:
+            return [(k, slice(None)) for k in found]
+        return [(k, torch.tensor(members)) for k, members in found.items()]
+
+    def _verify(
+        self,
+        rows: Rows,
+        block: Block,
+        logits: torch.Tensor,
+        errors: dict[int, Exception],
+    ) -> torch.Tensor:
+        """Add log p of the drafted tokens to the block; return log p `[R, V]` after the last."""
+        logits = self._over_vocabulary(logits)
+        n_rows, width = logits.shape[0], logits.shape[1] - 1
+        device = logits.device
+        at = torch.from_numpy(block.count).to(device)
+        log_p_last = torch.empty(n_rows, logits.shape[-1], device=device)
+        chosen = torch.zeros(n_rows, width, device=device)
+        drafted = torch.from_numpy(block.tokens[:, :width]).to(device)
+        for kind, members in self._kinds(rows, lambda p: (p.options.temperature, *p.target_cut)):
+            temperature, top_k, top_p, min_p = kind
+            scores, log_z = target_scores(
+                logits[members], temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+            )
+            taken = scores[:, :width].gather(-1, drafted[members].unsqueeze(-1))
+            chosen[members] = (taken - log_z[:, :width]).squeeze(-1)
+            which = torch.arange(len(scores), device=device)
+            last = at[members]
+            log_p_last[members] = scores[which, last] - log_z[which, last]
+        counts = torch.arange(width, device=device) < at.unsqueeze(-1)
+        # Beyond the tokens that count the logits mean nothing and may be NaN.
+        chosen = torch.where(counts, chosen, torch.zeros_like(chosen))
+        log_p = chosen.double().sum(-1).cpu().numpy()
+        self._report_nan(rows, np.isnan(log_p), self.target, errors)
+        block.log_p += log_p
+        block.drafted = block.count.copy()
+        block.log_p_drafted, block.log_q_drafted = block.log_p.copy(), block.log_q.copy()
+        return log_p_last
+
+    def _report_nan(
+        self,
+        rows: Rows,
+        broken: np.ndarray,
+        model: LanguageModel,
+        errors: dict[int, Exception],
+    ) -> None:
+        for r in np.flatnonzero(broken):
+            errors[rows[r][0]] = ModelError(
+                f"model {model.name!r} gave logits that are NaN; try another dtype "
+                "(bfloat16 or float32)"
+            )
+
+    def _take(
+        self,
+        rows: Rows,
+        block: Block,
+        active: np.ndarray,
+        scores: torch.Tensor,
+        mask: torch.Tensor | None,
+        uniforms: np.ndarray,
+        errors: dict[int, Exception],
+        *,
+        draft: bool,
+    ) -> None:
+        """Draw one token for every active row from `exp(scores) · mask` and append it."""
+        drawn = self.draw(rows, active, scores, mask, uniforms, errors, draft=draft)
+        died = active & ~np.isfinite(drawn.log_z)
+        block.dead |= died
+        is_eos = np.isin(drawn.token, self._eos)
+        with self.phases.timed("mask"):
+            for r in np.flatnonzero(active & ~died):
+                g, s = rows[r]
+                population = self._running[g]
+                t = int(drawn.token[r])
+                block.tokens[r, block.count[r]] = t
+                block.count[r] += 1
+                block.log_q[r] += drawn.log_q[r]
+                if not draft:
+                    block.log_p[r] += drawn.log_p[r]
+                if is_eos[r]:
+                    block.ended[r] = True
+                    continue
+                block.ended[r] = population.ends(s, t)
+                population.append(s, t)
+                try:
+                    viable = not population.states or population.states[s].advance(t)
+                except Exception as error:
+                    errors[g], viable = _named(error, population), False
+                block.dead[r] |= not viable
+
+    def draw(
+        self,
+        rows: Rows,
+        active: np.ndarray,
+        scores: torch.Tensor,
+        mask: torch.Tensor | None,
+        uniforms: np.ndarray,
+        errors: dict[int, Exception],
+        *,
+        draft: bool,
+    ) -> Drawn:
+        """Draw one token for every active row from `exp(scores) · mask`, by rejection where the
+        mask is not the whole constraint; of a target from `exp(α · scores) · mask`.
+        """
+        running = self._running
+        phase = "draft" if draft else "verify"
+        with self.phases.timed(phase):
+            if mask is not None:
+                mask = mask.to(scores.device)
+            log_p = scores
+            powers = np.array([running[g].options.power for g, _ in rows])
+            if not draft and np.any(powers != 1.0):
+                # 0 · (−inf) does not occur: α is at least 0.001
+                alpha = torch.from_numpy(powers).to(scores.device, scores.dtype)
+                scores = scores * alpha.unsqueeze(-1)
+        ahead = False
+        if not draft and any(p.scores.lookahead for p in running):
+            with self.phases.timed("potentials"):
+                live = [(r, running[g], s) for r, (g, s) in enumerate(rows) if active[r]]
+                untilted = scores
+                scores, failed = look_ahead(live, scores, mask)
+                ahead = scores is not untilted
+            errors.update({rows[r][0]: error for r, error in failed.items()})
+        with self.phases.timed(phase):
+            weights, log_scale = masked_weights(scores, mask)
+            u = torch.from_numpy(uniforms)
+            tokens, total = draw(weights, u)
+            empty = total == 0
+            if draft and mask is not None and bool(empty.any()):
+                # The draft gives no mass to what the mask allows: propose from the mask alone.
+                flat = scores.masked_fill(empty.unsqueeze(-1), 0.0)
+                weights, log_scale = masked_weights(flat, mask)
+                tokens, total = draw(weights, u)
+        if mask is not None:
+            with self.phases.timed("mask"):
+                live = [(r, running[g], s) for r, (g, s) in enumerate(rows) if active[r]]
+                raised = redraw(live, weights, mask, uniforms, tokens, total, draft=draft)
+            for broken_row, error in raised.items():
+                g, _ = rows[broken_row]
+                errors[g] = _named(error, running[g])
+        with self.phases.timed(phase):
+            tokens = tokens.clamp_(max=log_p.shape[-1] - 1)  # where there was none to draw
+            taken = tokens.unsqueeze(-1)
+            log_p_taken = log_p.gather(-1, taken).squeeze(-1).double().cpu().numpy()
+            if not (draft or ahead) and mask is None and np.all(powers == 1.0):
+                # The target proposes for itself: Z is 1, not 1 to within rounding.
+                log_q_taken = log_p_taken
+                log_z = torch.where(total > 0, torch.zeros_like(total), total.log()).cpu().numpy()
+            else:
+                chosen = weights.gather(-1, taken).squeeze(-1).double().log() - total.log()
+                log_q_taken = chosen.cpu().numpy()
+                log_z = (log_scale + total.log()).cpu().numpy()
+            token = tokens.cpu().numpy()
+        model = self.draft if draft and self.draft else self.target
+        self._report_nan(rows, active & np.isnan(log_z), model, errors)
+        return Drawn(token, log_p_taken, log_q_taken, log_z)
+
+    def _mask(
+        self, rows: Rows, active: np.ndarray, errors: dict[int, Exception]
+    ) -> torch.Tensor | None:
+        """Bool `[R, V]`: what each active row may draw; None if every row may draw anything.
+
+        A constrained text at the length cap may only end: the target is conditioned on finishing.
+        """
+        width = len(self.vocabulary)
+        constrained = [
+            (r, self._running[g], g, s)
+            for r, (g, s) in enumerate(rows)
+            if active[r] and self._running[g].states
+        ]
+        if not constrained:
+            return None
+        mask = torch.ones(len(rows), width, dtype=torch.bool)
+        by_constraint: dict[int, list[tuple[int, Population[Any], int, int]]] = {}
+        for item in constrained:
+            by_constraint.setdefault(id(item[1].request.constraint), []).append(item)
+        for items in by_constraint.values():
+            constraint = items[0][1].request.constraint
+            assert constraint is not None
+            states = [p.states[s] for _, p, _, s in items]
+            bits = empty_bitmask(len(items), width)
+            try:
+                constraint.fill_masks(states, bits)
+                accepting = torch.tensor([state.accepting for state in states])
+            except Exception as error:
+                for r, population, g, _ in items:
+                    errors[g] = _named(error, population)
+                    mask[r] = False
+                continue
+            part = unpack_bitmask(bits, width) & self._ordinary
+            at_cap = [bool(p.length[s] >= p.options.max_tokens) for _, p, _, s in items]
+            part[torch.tensor(at_cap)] = False
+            part[:, list(self.vocabulary.eos_ids)] = accepting.unsqueeze(-1)
+            mask[[r for r, *_ in items]] = part
+        return mask
+
+    def _over_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits over exactly the target's ids; those of ids that are no tokens are −inf."""
+        width = len(self.vocabulary)
+        if logits.shape[-1] > width:
+            logits = logits[..., :width]
+        elif logits.shape[-1] < width:
+            logits = torch.nn.functional.pad(logits, (0, width - logits.shape[-1]), value=NEG_INF)
+        if self._padding is not None:
+            logits = logits.masked_fill(self._padding.to(logits.device), NEG_INF)
+        return logits
+
+
+def _named(error: Exception, population: Population[Any]) -> Exception:
+    """An error of ours as it is; another one as that of the constraint that raised it."""
+    if isinstance(error, GuidedSMCError):
+        return error
+    name = type(population.request.constraint).__name__
+    wrapped = PotentialError(
+        f"constraint {name!r} raised {type(error).__name__}: {error}", potential=name
+    )
+    wrapped.__cause__ = error
+    return wrapped
