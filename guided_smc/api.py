@@ -19,7 +19,7 @@ from guided_smc.models.base import LanguageModel
 from guided_smc.models.budget import Need
 from guided_smc.models.parallel import agreed
 from guided_smc.models.table import TableModel
-from guided_smc.options import Method, Options, columns_of_each, make_options
+from guided_smc.options import Method, Options, StepOn, columns_of_each, make_options
 from guided_smc.population import Request
 from guided_smc.potentials import CompiledConstraint, Constraint, Intersection, Potential, Tilt
 from guided_smc.results import ErrorEvent, Event, Result, ResultEvent, T
@@ -144,6 +144,10 @@ class LM:
             first asked for and kept in the cache folder, so that it stays the same on a machine;
             give one to choose alike on different machines.
         notify: Called with a sentence before it is measured, which takes some seconds.
+        step_on: Where tokens are drawn, as its attribute of this name says too: `"host"`,
+            `"device"`, or `"graphs"`, on the device with steps recorded as CUDA graphs; then what
+            is recorded, and the memory for K/V, is kept for the next call. `"auto"` is `"graphs"`
+            for a model on CUDA, else `"host"`. `usage.steps_on` tells where they were drawn.
     """
 
     def __init__(
@@ -154,6 +158,7 @@ class LM:
         encoder: PromptEncoder | None = None,
         costs: CostModel | None = None,
         notify: Callable[[str], None] | None = None,
+        step_on: StepOn = "auto",
     ) -> None:
         self.model = model
         self.draft = draft.model if isinstance(draft, LM) else draft
@@ -164,6 +169,8 @@ class LM:
         self.encoder = encoder
         self._costs = costs
         self._notify = notify
+        self.step_on = step_on
+        self._kept = engine.Kept()
 
     @property
     def _split(self) -> bool:
@@ -377,7 +384,14 @@ class LM:
         """
         if max_rows <= 0:
             raise OptionError(f"max_rows must be greater than 0, got {max_rows}")
-        return engine.run(self.model, requests, draft=self.draft, max_rows=max_rows)
+        return engine.run(
+            self.model,
+            requests,
+            draft=self.draft,
+            max_rows=max_rows,
+            step_on=self.step_on,
+            kept=self._kept,
+        )
 
     def stream(
         self,

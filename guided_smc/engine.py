@@ -21,17 +21,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
 
-from guided_smc.errors import GuidedSMCError
+from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.models.base import LanguageModel, LimitedSession
+from guided_smc.options import StepOn
 from guided_smc.outcome import result
 from guided_smc.population import Population, Request, Status
 from guided_smc.proposing import Block, Phases, Proposer, Sessions
 from guided_smc.results import ErrorEvent, Event, ResultEvent, Step, StepEvent
+
+if TYPE_CHECKING:
+    from guided_smc.device import DeviceProposer
 
 _IDLE_S = 0.01  # between looks at whether a request has arrived
 
@@ -44,21 +48,39 @@ class Engine:
         draft: Proposes blocks; must share the target's tokenizer.
         max_rows: Most particles to run at once. A request joins when its particles fit, as many
             as they may become (a request with more particles than that runs alone).
+        step_on: Where tokens are drawn, see `options.StepOn`. `Usage.steps_on` tells where it was.
     """
 
     proposer = Proposer
 
     def __init__(
-        self, target: LanguageModel, draft: LanguageModel | None = None, *, max_rows: int = 64
+        self,
+        target: LanguageModel,
+        draft: LanguageModel | None = None,
+        *,
+        max_rows: int = 64,
+        step_on: StepOn = "auto",
     ) -> None:
         self.target = target
         self.draft = draft
         self.max_rows = max_rows
+        self.step_on = step_on
         self.vocabulary = target.vocabulary
         self._phases = Phases()
         self._sessions = Sessions.start(target, draft)
         self._limited = [s for s in self._sessions.with_rows if isinstance(s, LimitedSession)]
-        self._proposer = self.proposer(target, draft, self._sessions, self._phases)
+        host = self.proposer(target, draft, self._sessions, self._phases)
+        self._proposer: Proposer | DeviceProposer = host
+        device: torch.device = getattr(target, "device", torch.device("cpu"))
+        if step_on not in get_args(StepOn):
+            raise OptionError(f"step_on must be one of {get_args(StepOn)}, got {step_on!r}")
+        if step_on == "auto":
+            step_on = "graphs" if device.type == "cuda" else "host"
+        if step_on != "host":
+            # Here, since it knows the cache of transformers' models, which a table needs not.
+            from guided_smc.device import DeviceProposer
+
+            self._proposer = DeviceProposer(host, device, graphs=step_on == "graphs")
         self._waiting: deque[Population[Any]] = deque()
         self._running: list[Population[Any]] = []
 
@@ -78,6 +100,11 @@ class Engine:
     def busy(self) -> bool:
         """Whether anything runs or waits."""
         return bool(self._running or self._waiting)
+
+    @property
+    def records(self) -> bool:
+        """Whether steps are recorded as graphs."""
+        return getattr(self._proposer, "captured", None) is not None
 
     @property
     def free_rows(self) -> int:
@@ -214,18 +241,43 @@ class Engine:
                 booked[phase] = booked.get(phase, 0.0) + seconds * share
 
 
+class Kept:
+    """An engine that one run leaves to the next, so that its graphs need not be recorded again."""
+
+    engine: Engine | None = None
+
+    def take(
+        self, target: LanguageModel, draft: LanguageModel | None, max_rows: int, step_on: StepOn
+    ) -> Engine:
+        """The engine that is kept, if it is such a one, else a new one; two runs share none."""
+        kept, self.engine = self.engine, None
+        asked = (target, draft, max_rows, step_on)
+        if kept is None or asked != (kept.target, kept.draft, kept.max_rows, kept.step_on):
+            return Engine(target, draft, max_rows=max_rows, step_on=step_on)
+        return kept
+
+    def leave(self, engine: Engine) -> None:
+        """Keep an engine that has recorded graphs and has nothing more to do."""
+        if engine.records and not engine.busy:
+            self.engine = engine
+
+
 def run(
     target: LanguageModel,
     requests: Iterable[Request[Any] | None],
     *,
     draft: LanguageModel | None = None,
     max_rows: int = 64,
+    step_on: StepOn = "auto",
+    kept: Kept | None = None,
 ) -> Iterator[Event[Any]]:
     """Run requests to the end; they are asked for one by one, as particles fit.
 
-    None among them says that no more is there yet: what runs goes on meanwhile.
+    None among them says that no more is there yet: what runs goes on meanwhile. The engine is that
+    of an earlier run, where `kept` has one.
     """
-    engine = Engine(target, draft, max_rows=max_rows)
+    kept = kept or Kept()
+    engine = kept.take(target, draft, max_rows, step_on)
     pending = iter(requests)
     ended = False
     while True:
@@ -241,6 +293,7 @@ def run(
         if engine.busy:
             yield from engine.step()
         elif ended:
+            kept.leave(engine)
             return
         else:
             time.sleep(_IDLE_S)

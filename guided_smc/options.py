@@ -22,6 +22,10 @@ Selection = Literal["sample", "best", "vote", "all"]
 BlockSize = int | Literal["auto"]
 Method = Literal["smc", "importance", "best_of_n", "soft_best_of_n", "token_masking"]
 
+StepOn = Literal["auto", "host", "device", "graphs"]
+"""Where a step's tokens are drawn: by the host; on the device; or there, with all that is done in a
+step recorded as CUDA graphs. `"auto"` is the last for a target on CUDA, else the first."""
+
 GREEDY_TEMPERATURE = 1e-5
 """What a temperature of 0 is computed as: the limit, to float precision, with ties split."""
 

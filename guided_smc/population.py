@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Generic
 
 import numpy as np
@@ -125,6 +126,8 @@ class Population(Generic[T]):
         doubted: Of each draw near the cap that refused tokens without being sure, their
             probability.
         cut_short: Whether a particle died because its text did not end in time.
+        streams: int64 `[capacity]`, for each slot the seed of what is drawn on a device.
+        draws: How often each slot has drawn there: a (stream, number of draw) is used once.
 
     Attributes (N slots each):
         tokens: int64 `[N, ...]`, grown as needed; column 0 is the prompt's last token.
@@ -137,6 +140,8 @@ class Population(Generic[T]):
         status: int8 `[N]`.
         states: Constraint states, `[N]` (empty without a constraint).
         draft_holds: int64 `[N]`, columns of `tokens` that the draft's cache holds.
+        place, placed: int64 `[N]`: the state of the constraint's table behind the first `placed`
+            tokens, where it has one.
     """
 
     def __init__(self, request: Request[T], vocabulary: Vocabulary) -> None:
@@ -158,6 +163,7 @@ class Population(Generic[T]):
         self.cut_short = False
         self.doubted: list[float] = []
         self._stops = tuple(s.encode() for s in request.options.stop)
+        self.draws = 0
 
     def begin(self) -> None:
         """N particles at the end of the prompt, with weight 1."""
@@ -170,6 +176,8 @@ class Population(Generic[T]):
         self.log_q = np.zeros(n)
         self.status = np.zeros(n, dtype=np.int8)
         self.draft_holds = np.zeros(n, dtype=np.int64)
+        self.place = np.zeros(n, dtype=np.int64)
+        self.placed = np.zeros(n, dtype=np.int64)
         self.log_evidence = np.zeros(self.options.islands)
         self.coverage = 0.0
         self.scores = Scores(
@@ -187,6 +195,12 @@ class Population(Generic[T]):
         self.family = np.arange(n)
         self.luck = np.zeros(n)
         self._first_step = len(self.steps)
+
+    @cached_property
+    def streams(self) -> np.ndarray:
+        """Of each slot, the first being the same whatever the capacity."""
+        of_seed = np.random.SeedSequence(self.request.seed, spawn_key=(1,))
+        return of_seed.generate_state(self.capacity, np.uint64).view(np.int64)
 
     # -- what the engine asks ----------------------------------------------------------------
 
@@ -425,7 +439,7 @@ class Population(Generic[T]):
         self.n = len(ancestors)
         for name in (
             *("tokens", "length", "log_w", "log_p", "log_q"),
-            *("status", "draft_holds", "family", "last_finite_log_w"),
+            *("status", "draft_holds", "place", "placed", "family", "last_finite_log_w"),
         ):
             setattr(self, name, getattr(self, name)[ancestors])
         self.scores.follow(ancestors)

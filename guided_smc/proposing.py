@@ -59,6 +59,18 @@ class Block:
     log_p_drafted: np.ndarray = field(init=False)
     log_q_drafted: np.ndarray = field(init=False)
 
+    @classmethod
+    def empty(cls, rows: int, width: int) -> Block:
+        """Of so many rows that draft up to `width` tokens: nothing yet."""
+        return cls(
+            tokens=np.zeros((rows, width + 1), dtype=np.int64),
+            count=np.zeros(rows, dtype=np.int64),
+            log_p=np.zeros(rows),
+            log_q=np.zeros(rows),
+            ended=np.zeros(rows, dtype=bool),
+            dead=np.zeros(rows, dtype=bool),
+        )
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -147,11 +159,13 @@ class Proposer:
         self.sessions = sessions
         self.phases = phases
         self.vocabulary = target.vocabulary
-        self._eos = np.array(self.vocabulary.eos_ids)
-        self._ordinary = torch.from_numpy(self.vocabulary.ordinary)
+        self._eos_ids = frozenset(self.vocabulary.eos_ids)
+        self._ordinary = _bits(self.vocabulary.ordinary)
+        self._ends = _bits(np.isin(np.arange(len(self.vocabulary)), self.vocabulary.eos_ids))
         real = torch.from_numpy(self.vocabulary.real)
         self._padding = None if bool(real.all()) else ~real
-        self._running: Sequence[Population[Any]] = ()
+        self._padding_on: dict[torch.device, torch.Tensor] = {}
+        self.running: Sequence[Population[Any]] = ()
 
     def propose(
         self,
@@ -168,28 +182,14 @@ class Proposer:
             block_sizes: K of each prompt.
             errors: Where errors go, by prompt.
         """
-        self._running = running
-        n_rows = len(rows)
+        self.begin(running)
         k_row = np.array([block_sizes[g] for g, _ in rows], dtype=np.int64)
         width = int(k_row.max(initial=0))
         last = np.array([[running[g].tokens[s, running[g].length[s]]] for g, s in rows])
         # One uniform per slot and position, drawn by the prompt's own generator: a prompt's
         # draws do not depend on who shares its batch.
         uniforms = [p.rng.random((k + 1, p.n)) for p, k in zip(running, block_sizes, strict=True)]
-        block = Block(
-            tokens=np.zeros((n_rows, width + 1), dtype=np.int64),
-            count=np.zeros(n_rows, dtype=np.int64),
-            log_p=np.zeros(n_rows),
-            log_q=np.zeros(n_rows),
-            ended=np.zeros(n_rows, dtype=bool),
-            dead=np.zeros(n_rows, dtype=bool),
-        )
-
-        if self.sessions.following is not None:
-            self.sessions.following.begin_block()
-            for population in running:
-                population.draft_holds[:] = population.length
-
+        block = Block.empty(len(rows), width)
         for k in range(width):
             active = ~block.ended & ~block.dead & (k < k_row)
             if not active.any():
@@ -200,7 +200,7 @@ class Proposer:
                 if mask is not None and bool((mask[active].sum(dim=-1) == 1).all()):
                     scores = torch.zeros(mask.shape)  # every token is forced: nothing to ask
                 else:
-                    scores = self._draft_scores(rows, active)
+                    scores = self._ask_draft(rows, active)
                     for g in {g for (g, _), on in zip(rows, active, strict=True) if on}:
                         running[g].usage.draft_passes += 1
             u = np.array([uniforms[g][k, s] if k < block_sizes[g] else 0.0 for g, s in rows])
@@ -221,24 +221,34 @@ class Proposer:
             population.usage.target_passes += 1
         return block
 
-    def _draft_scores(self, rows: Rows, active: np.ndarray) -> torch.Tensor:
-        """Unnormalised log q `[R, V]` after each active row's tokens."""
-        session = self.sessions.following or self.sessions.draft
-        assert session is not None
-        running = self._running
+    def begin(self, running: Sequence[Population[Any]]) -> None:
+        """Begin a block of these prompts."""
+        self.running = running
+        if self.sessions.following is not None:
+            self.sessions.following.begin_block()
+            for population in running:
+                population.draft_holds[:] = population.length
+
+    def lacking(self, rows: Rows, active: np.ndarray) -> list[np.ndarray]:
+        """For each row the tokens that the draft has not read, and now will; none if not active."""
         lacks: list[np.ndarray] = []
         for (g, s), on in zip(rows, active, strict=True):
-            p = running[g]
+            p = self.running[g]
             holds, has = int(p.draft_holds[s]), 1 + int(p.length[s])
             lacks.append(p.tokens[s, holds:has] if on else p.tokens[s, :0])
             if on:
                 p.draft_holds[s] = has
-        feed = np.zeros((len(rows), max(len(x) for x in lacks)), dtype=np.int64)
-        for r, x in enumerate(lacks):
-            feed[r, : len(x)] = x
-        counts = torch.tensor([len(x) for x in lacks])
-        logits = session.extend(torch.from_numpy(feed), counts, last_only=True)
-        logits = self._over_vocabulary(logits)
+        return lacks
+
+    def _ask_draft(self, rows: Rows, active: np.ndarray) -> torch.Tensor:
+        """Unnormalised log q `[R, V]` after each active row's tokens."""
+        session = self.sessions.following or self.sessions.draft
+        assert session is not None
+        logits = session.extend(*padded(self.lacking(rows, active)), last_only=True)
+        return self.draft_scores(rows, self.over_vocabulary(logits))
+
+    def draft_scores(self, rows: Rows, logits: torch.Tensor) -> torch.Tensor:
+        """Unnormalised log q `[R, V]` of a draft's logits: at its temperature, and cut."""
         scores = torch.empty_like(logits)
         for kind, members in self._kinds(rows, lambda p: (p.draft_temperature, *p.target_cut)):
             temperature, top_k, top_p, min_p = kind
@@ -254,7 +264,7 @@ class Proposer:
         """Rows that are treated alike, as an index each: mostly one kind and all rows."""
         found: dict[tuple[Any, ...], list[int]] = {}
         for r, (g, _) in enumerate(rows):
-            found.setdefault(kind(self._running[g]), []).append(r)
+            found.setdefault(kind(self.running[g]), []).append(r)
         if len(found) == 1:
             return [(k, slice(None)) for k in found]
         return [(k, torch.tensor(members)) for k, members in found.items()]
@@ -267,18 +277,14 @@ class Proposer:
         errors: dict[int, Exception],
     ) -> torch.Tensor:
         """Add log p of the drafted tokens to the block; return log p `[R, V]` after the last."""
-        logits = self._over_vocabulary(logits)
+        logits = self.over_vocabulary(logits)
         n_rows, width = logits.shape[0], logits.shape[1] - 1
         device = logits.device
         at = torch.from_numpy(block.count).to(device)
         log_p_last = torch.empty(n_rows, logits.shape[-1], device=device)
         chosen = torch.zeros(n_rows, width, device=device)
         drafted = torch.from_numpy(block.tokens[:, :width]).to(device)
-        for kind, members in self._kinds(rows, lambda p: (p.options.temperature, *p.target_cut)):
-            temperature, top_k, top_p, min_p = kind
-            scores, log_z = target_scores(
-                logits[members], temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-            )
+        for members, scores, log_z in self.target_scores(rows, logits):
             taken = scores[:, :width].gather(-1, drafted[members].unsqueeze(-1))
             chosen[members] = (taken - log_z[:, :width]).squeeze(-1)
             which = torch.arange(len(scores), device=device)
@@ -288,19 +294,33 @@ class Proposer:
         # Beyond the tokens that count the logits mean nothing and may be NaN.
         chosen = torch.where(counts, chosen, torch.zeros_like(chosen))
         log_p = chosen.double().sum(-1).cpu().numpy()
-        self._report_nan(rows, np.isnan(log_p), self.target, errors)
+        self.report_nan(rows, np.isnan(log_p), self.target, errors)
         block.log_p += log_p
         block.drafted = block.count.copy()
         block.log_p_drafted, block.log_q_drafted = block.log_p.copy(), block.log_q.copy()
         return log_p_last
 
-    def _report_nan(
+    def target_scores(
+        self, rows: Rows, logits: torch.Tensor
+    ) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
+        """The transformed target of logits `[R, ..., V]`: for each kind of rows their index, and
+        scores and normaliser as of `sampling.target_scores`.
+        """
+        for kind, members in self._kinds(rows, lambda p: (p.options.temperature, *p.target_cut)):
+            temperature, top_k, top_p, min_p = kind
+            scores, log_z = target_scores(
+                logits[members], temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+            )
+            yield members, scores, log_z
+
+    def report_nan(
         self,
         rows: Rows,
         broken: np.ndarray,
         model: LanguageModel,
         errors: dict[int, Exception],
     ) -> None:
+        """Note an error for the prompts of rows, bool `[R]`, whose logits were NaN."""
         for r in np.flatnonzero(broken):
             errors[rows[r][0]] = ModelError(
                 f"model {model.name!r} gave logits that are NaN; try another dtype "
@@ -323,27 +343,31 @@ class Proposer:
         drawn = self.draw(rows, active, scores, mask, uniforms, errors, draft=draft)
         died = active & ~np.isfinite(drawn.log_z)
         block.dead |= died
-        is_eos = np.isin(drawn.token, self._eos)
         with self.phases.timed("mask"):
-            for r in np.flatnonzero(active & ~died):
-                g, s = rows[r]
-                population = self._running[g]
-                t = int(drawn.token[r])
-                block.tokens[r, block.count[r]] = t
-                block.count[r] += 1
+            for r in np.flatnonzero(active & ~died).tolist():
                 block.log_q[r] += drawn.log_q[r]
                 if not draft:
                     block.log_p[r] += drawn.log_p[r]
-                if is_eos[r]:
-                    block.ended[r] = True
-                    continue
-                block.ended[r] = population.ends(s, t)
-                population.append(s, t)
-                try:
-                    viable = not population.states or population.states[s].advance(t)
-                except Exception as error:
-                    errors[g], viable = _named(error, population), False
-                block.dead[r] |= not viable
+                self.book(rows, block, r, int(drawn.token[r]), errors)
+
+    def book(
+        self, rows: Rows, block: Block, r: int, token: int, errors: dict[int, Exception]
+    ) -> None:
+        """Append a token to row r of the block, and to its text and constraint."""
+        g, s = rows[r]
+        population = self.running[g]
+        block.tokens[r, block.count[r]] = token
+        block.count[r] += 1
+        if token in self._eos_ids:
+            block.ended[r] = True
+            return
+        block.ended[r] = population.ends(s, token)
+        population.append(s, token)
+        try:
+            viable = not population.states or population.states[s].advance(token)
+        except Exception as error:
+            errors[g], viable = named(error, population), False
+        block.dead[r] |= not viable
 
     def draw(
         self,
@@ -359,7 +383,7 @@ class Proposer:
         """Draw one token for every active row from `exp(scores) · mask`, by rejection where the
         mask is not the whole constraint; of a target from `exp(α · scores) · mask`.
         """
-        running = self._running
+        running = self.running
         phase = "draft" if draft else "verify"
         with self.phases.timed(phase):
             if mask is not None:
@@ -394,7 +418,7 @@ class Proposer:
                 raised = redraw(live, weights, mask, uniforms, tokens, total, draft=draft)
             for broken_row, error in raised.items():
                 g, _ = rows[broken_row]
-                errors[g] = _named(error, running[g])
+                errors[g] = named(error, running[g])
         with self.phases.timed(phase):
             tokens = tokens.clamp_(max=log_p.shape[-1] - 1)  # where there was none to draw
             taken = tokens.unsqueeze(-1)
@@ -409,25 +433,31 @@ class Proposer:
                 log_z = (log_scale + total.log()).cpu().numpy()
             token = tokens.cpu().numpy()
         model = self.draft if draft and self.draft else self.target
-        self._report_nan(rows, active & np.isnan(log_z), model, errors)
+        self.report_nan(rows, active & np.isnan(log_z), model, errors)
         return Drawn(token, log_p_taken, log_q_taken, log_z)
 
     def _mask(
         self, rows: Rows, active: np.ndarray, errors: dict[int, Exception]
     ) -> torch.Tensor | None:
-        """Bool `[R, V]`: what each active row may draw; None if every row may draw anything.
+        """Bool `[R, V]`: what each active row may draw; None if every row may draw anything."""
+        bits = self.bitmask(rows, active, errors)
+        return None if bits is None else unpack_bitmask(bits, len(self.vocabulary))
+
+    def bitmask(
+        self, rows: Rows, active: np.ndarray, errors: dict[int, Exception]
+    ) -> np.ndarray | None:
+        """The same as bits, int32 `[R, ceil(V / 32)]`.
 
         A constrained text at the length cap may only end: the target is conditioned on finishing.
         """
-        width = len(self.vocabulary)
         constrained = [
-            (r, self._running[g], g, s)
+            (r, self.running[g], g, s)
             for r, (g, s) in enumerate(rows)
-            if active[r] and self._running[g].states
+            if active[r] and self.running[g].states
         ]
         if not constrained:
             return None
-        mask = torch.ones(len(rows), width, dtype=torch.bool)
+        bitmask = np.full((len(rows), len(self._ordinary)), -1, dtype=np.int32)
         by_constraint: dict[int, list[tuple[int, Population[Any], int, int]]] = {}
         for item in constrained:
             by_constraint.setdefault(id(item[1].request.constraint), []).append(item)
@@ -435,23 +465,22 @@ class Proposer:
             constraint = items[0][1].request.constraint
             assert constraint is not None
             states = [p.states[s] for _, p, _, s in items]
-            bits = empty_bitmask(len(items), width)
+            bits = empty_bitmask(len(items), len(self.vocabulary))
             try:
                 constraint.fill_masks(states, bits)
-                accepting = torch.tensor([state.accepting for state in states])
+                accepting = np.array([state.accepting for state in states])
             except Exception as error:
                 for r, population, g, _ in items:
-                    errors[g] = _named(error, population)
-                    mask[r] = False
+                    errors[g] = named(error, population)
+                    bitmask[r] = 0
                 continue
-            part = unpack_bitmask(bits, width) & self._ordinary
-            at_cap = [bool(p.length[s] >= p.options.max_tokens) for _, p, _, s in items]
-            part[torch.tensor(at_cap)] = False
-            part[:, list(self.vocabulary.eos_ids)] = accepting.unsqueeze(-1)
-            mask[[r for r, *_ in items]] = part
-        return mask
+            bits &= self._ordinary
+            bits[[bool(p.length[s] >= p.options.max_tokens) for _, p, _, s in items]] = 0
+            bits |= np.where(accepting[:, None], self._ends, np.int32(0))
+            bitmask[[r for r, *_ in items]] = bits
+        return bitmask
 
-    def _over_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+    def over_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits over exactly the target's ids; those of ids that are no tokens are −inf."""
         width = len(self.vocabulary)
         if logits.shape[-1] > width:
@@ -459,11 +488,33 @@ class Proposer:
         elif logits.shape[-1] < width:
             logits = torch.nn.functional.pad(logits, (0, width - logits.shape[-1]), value=NEG_INF)
         if self._padding is not None:
-            logits = logits.masked_fill(self._padding.to(logits.device), NEG_INF)
+            if logits.device not in self._padding_on:
+                self._padding_on[logits.device] = self._padding.to(logits.device)
+            logits = logits.masked_fill(self._padding_on[logits.device], NEG_INF)
         return logits
 
 
-def _named(error: Exception, population: Population[Any]) -> Exception:
+def padded(rows: Sequence[np.ndarray], width: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens side by side, int64 `[R, L]` with L at least `width`, and how many each row has."""
+    feed = np.zeros((len(rows), max(width, *map(len, rows))), dtype=np.int64)
+    for r, tokens in enumerate(rows):
+        feed[r, : len(tokens)] = tokens
+    return torch.from_numpy(feed), torch.tensor([len(tokens) for tokens in rows])
+
+
+def count_step(population: Population[Any], where: str) -> None:
+    """Count a step by where its tokens were drawn."""
+    steps = population.usage.steps_on
+    steps[where] = steps.get(where, 0) + 1
+
+
+def _bits(chosen: np.ndarray) -> np.ndarray:
+    """int32 `[ceil(V / 32)]` from bool `[V]`."""
+    padded = np.pad(chosen, (0, -len(chosen) % 32))
+    return np.packbits(padded, bitorder="little").view(np.int32)
+
+
+def named(error: Exception, population: Population[Any]) -> Exception:
     """An error of ours as it is; another one as that of the constraint that raised it."""
     if isinstance(error, GuidedSMCError):
         return error

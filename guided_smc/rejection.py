@@ -238,10 +238,9 @@ def redraw(
             continue
         found = Draw(-1, 0.0, 0)
         try:
-            state = population.states[slot]
-            if not constraint.judges(state):
-                _doubt(population, slot, None)
+            if not judged(population, slot):
                 continue
+            state = population.states[slot]
             row = model_row = weights[r].cpu().numpy()
             if np.isnan(row).any():
                 continue
@@ -264,6 +263,17 @@ def redraw(
             errors[r] = error
         tokens[r], total[r] = max(found.token, 0), found.total
     return errors
+
+
+def judged(population: Population[Any], slot: int) -> bool:
+    """Whether a particle's tokens have to be tested, and a mask is not all there is to them."""
+    constraint = population.unmasked
+    if constraint is None:
+        return False
+    if constraint.judges(population.states[slot]):
+        return True
+    _doubt(population, slot, None)
+    return False
 
 
 def _pulled(weights: np.ndarray, tokens: np.ndarray, share: float) -> np.ndarray:

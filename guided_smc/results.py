@@ -148,6 +148,10 @@ class Usage:
     attention: str = ""
     """What attends to it: `"flashinfer"` (to the pages themselves, on CUDA) or `"torch"`; empty
     where the model keeps no K/V in pages."""
+    steps_on: dict[str, int] = field(default_factory=dict)
+    """Steps by where their tokens were drawn: `"graphs"` (on the device, captured as CUDA graphs),
+    `"device"`, or `"host"`; what is less than was asked for says behind a colon why. Empty if the
+    host was asked for."""
     draft_variance: float | None = None
     """σ²: what a drafted token adds to the variance of the log-weights, as estimated in the end. K
     of them in a row leave an ESS of about `N · exp(−K σ²)`. None where nothing was drafted."""

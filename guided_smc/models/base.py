@@ -25,6 +25,9 @@ class Session(Protocol):
     def attention(self) -> str:
         """What attends to them: see `Usage.attention`."""
 
+    reads_tokens: bool
+    """Whether `extend` looks at the tokens, which then must be on the CPU."""
+
     def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> None:
         """Encode each prompt once and append `copies[g]` rows that continue it.
 
@@ -38,8 +41,8 @@ class Session(Protocol):
         """Append tokens to every row and return logits.
 
         Args:
-            tokens: int64 CPU tensor `[R, L]`, left-aligned; what stands behind a row's count is
-                padding and leaves no trace.
+            tokens: int64 tensor `[R, L]`, left-aligned; what stands behind a row's count is
+                padding and leaves no trace. On the CPU, or where the model is.
             counts: int64 CPU tensor `[R]`, tokens that count, in `0..L`. A row with 0 gets
                 meaningless logits.
             last_only: Logits only after the last token that counts, not after each.
@@ -89,6 +92,9 @@ class WarmingModel(Protocol):
 
 class FollowingSession(Protocol):
     """A draft's session that stands on the target's: what the target holds, it holds."""
+
+    reads_tokens: bool
+    """As `Session.reads_tokens`."""
 
     def begin_block(self) -> None:
         """Forget what was drafted; every row stands where the target's row stands."""

@@ -28,6 +28,7 @@ class GroupSession:
 
     kv_cache = "general"
     attention = ""
+    reads_tokens = False
 
     def __init__(self, model: TransformersModel) -> None:
         self.model = model

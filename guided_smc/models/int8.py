@@ -70,6 +70,8 @@ class Int8Twin:
 class TwinSession:
     """Drafted positions behind the rows of the target's session, until verification."""
 
+    reads_tokens = False
+
     def __init__(self, model: TransformersModel, target: ParticleSession) -> None:
         self.model = model
         self.target = target

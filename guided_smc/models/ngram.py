@@ -79,6 +79,7 @@ class NGramSession:
 
     kv_cache = "none"
     attention = ""
+    reads_tokens = True
 
     def __init__(self, model: NGramModel) -> None:
         self.model = model

@@ -248,18 +248,32 @@ class NoMemoryError(Exception):
 
 
 class Pool:
-    """Keys or values of one layer, by slot: `[heads, pages · PAGE, head_dim]`."""
+    """Keys or values of one layer, by slot: `[heads, pages · PAGE, head_dim]`.
+
+    The last page is nobody's: what is written there leaves no trace.
+    """
 
     def __init__(self, like: torch.Tensor, limit: int | None = None) -> None:
         """Like keys or values `[..., heads, tokens, head_dim]`, of at most `limit` pages."""
         self.data = like.new_zeros(like.shape[-3], 0, like.shape[-1])
         self.limit = limit
+        self.moves = 0  # how often the data has moved
 
     @property
     def pages(self) -> torch.Tensor:
         """The same as `[pages, heads, PAGE, head_dim]`: a view, as kernels over pages take it."""
         heads, _, head_dim = self.data.shape
         return self.data.view(heads, -1, PAGE, head_dim).transpose(0, 1)
+
+    @property
+    def room(self) -> int:
+        """Pages there is room for."""
+        return max(self.data.shape[1] // PAGE - 1, 0)
+
+    @property
+    def spare(self) -> int:
+        """A slot of the page that is nobody's."""
+        return self.data.shape[1] - 1
 
     def reserve(self, pages: int) -> None:
         """Make room for so many pages, with some to spare.
@@ -270,7 +284,7 @@ class Pool:
         Raises:
             NoMemoryError: There is no memory for them.
         """
-        have = self.data.shape[1] // PAGE
+        have = self.room
         if pages <= have:
             return
         size = max(pages, have + have // 4)
@@ -281,13 +295,14 @@ class Pool:
         new = self._allocate(size, pages)
         new[:, : self.data.shape[1]] = self.data
         self.data = new
+        self.moves += 1
 
     def _allocate(self, *sizes: int) -> torch.Tensor:
         """Zeros for the first of these numbers of pages for which there is memory."""
         heads, _, head_dim = self.data.shape
         for pages in sizes:
             try:
-                return self.data.new_zeros(heads, pages * PAGE, head_dim)
+                return self.data.new_zeros(heads, (pages + 1) * PAGE, head_dim)
             except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU's is plain
                 refused = error
         raise NoMemoryError(sizes[-1]) from refused

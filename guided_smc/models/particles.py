@@ -33,7 +33,7 @@ from guided_smc.errors import OutOfPagesError
 from guided_smc.models.attention import Style, causal, visible_mask
 from guided_smc.models.budget import Need, out_of_memory
 from guided_smc.models.paged import PagedAttention
-from guided_smc.models.pages import PAGE, Extension, NoMemoryError, PageTable, Pool
+from guided_smc.models.pages import Extension, NoMemoryError, PageTable, Pool
 from guided_smc.models.plans import CascadePlan, plan_cascade
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Store:
     value_pool: Pool
     keys: torch.Tensor
     values: torch.Tensor
+    moves: int = field(default=0, init=False)
 
     @classmethod
     def like(cls, key: torch.Tensor, value: torch.Tensor, limit: int | None) -> Store:
@@ -77,6 +78,7 @@ class Store:
             new = old.new_zeros(rows, old.shape[1], columns, old.shape[3])
             new[: have[0], :, : have[1]] = old
             setattr(self, name, new)
+        self.moves += 1
 
     def refresh(self, rows: torch.Tensor, start: int, slots: torch.Tensor) -> None:
         """Fill `rows`' columns from `start` on with what is at `slots` `[len(rows), columns]`."""
@@ -255,6 +257,12 @@ class ParticleCache(Cache):
         self.layer = 0
         self.now: Pass | None = None
         super().__init__(layers=[Layer(self, i) for i in range(n_layers)])
+
+    @property
+    def moves(self) -> int:
+        """How often anything in it has moved to another address."""
+        stores = [store for store in self.stores if store is not None]
+        return sum(s.moves + s.key_pool.moves + s.value_pool.moves for s in stores)
 
     @property
     def nbytes(self) -> int:
@@ -437,6 +445,7 @@ class ParticleSession:
     """Rows of the whole batch."""
 
     kv_cache = "particle"
+    reads_tokens = False
 
     def __init__(self, model: TransformersModel) -> None:
         self.model = model
@@ -444,6 +453,7 @@ class ParticleSession:
         limit = None if model.budget is None else model.budget.pages
         self.cache = ParticleCache(self.n_layers, model.paged_attention(), limit)
         self.table = PageTable()
+        self.in_place_from = IN_PLACE
         self._in_place: set[int] = set()  # prompts, by number
         self._base = np.zeros(0, dtype=np.int64)  # position of each row's first column
         self._fresh = np.zeros(0, dtype=np.int64)  # columns of each row's window that are right
@@ -473,7 +483,7 @@ class ParticleSession:
             self.table.add_prompt(len(prompt), n) for prompt, n in zip(prompts, copies, strict=True)
         ]
         for number, prompt, n in zip(numbers, prompts, copies, strict=True):
-            in_place = len(prompt) * n >= IN_PLACE
+            in_place = len(prompt) * n >= self.in_place_from
             if in_place:
                 self._in_place.add(number)
             self._base = np.append(self._base, np.full(n, len(prompt) if in_place else 0))
@@ -615,14 +625,15 @@ class ParticleSession:
             if (failed := self.cache.failed) is None:
                 raise
             self.cache.failed = None
-            raise self._out_of_memory(failed.pages) from failed.__cause__
+            raise self.out_of_memory(failed.pages) from failed.__cause__
 
-    def _out_of_memory(self, wanted: int) -> OutOfPagesError:
+    def out_of_memory(self, wanted: int) -> OutOfPagesError:
+        """The error of there being no memory for so many pages."""
         stores = [store for store in self.cache.stores if store is not None]
         pools = [pool for store in stores for pool in (store.key_pool, store.value_pool)]
         pair = stores[0].key_pool.pages[:0], stores[0].value_pool.pages[:0]
         in_layer = sum(math.prod(p.shape[1:]) * p.element_size() for p in pair)
-        held = min(pool.data.shape[1] // PAGE for pool in pools)
+        held = min(pool.room for pool in pools)
         return out_of_memory(
             self.model.name,
             stores[-1].keys.device,

@@ -161,6 +161,7 @@ class TableSession:
 
     kv_cache = "none"
     attention = ""
+    reads_tokens = True
 
     def __init__(self, model: TableModel) -> None:
         self.model = model

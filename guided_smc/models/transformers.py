@@ -166,6 +166,18 @@ class TransformersModel:
             return self._traced(tokens, positions, logits_to_keep, cache).float()
         return self._call(tokens, positions, logits_to_keep, cache).float()
 
+    def run_module(self, tokens: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
+        """Logits `[R, L, V]` in the module's dtype, of tensors that are where the module is; with
+        nothing traced or copied on the way, so that a graph can be made of it.
+        """
+        return self._call(tokens, positions, 0, cache)
+
+    @property
+    def logit_width(self) -> int:
+        """Logits per position."""
+        width: int = self.model.config.get_text_config().vocab_size
+        return width
+
     def _call(
         self,
         tokens: torch.Tensor,

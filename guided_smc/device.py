@@ -1,0 +1,275 @@
+"""The same block as `proposing`, with tokens, counts, masks and randomness on the device.
+
+The host says once what it knows of the rows and reads once what was drawn; in between it only
+launches. What it has to know beforehand is how many tokens each row will be fed, and it does: a row
+that goes on has all of its K, and of one that ends within its block nothing is read later. So every
+row is fed K tokens, wherever it ends.
+
+Masks of finite automata are made on the device (`kernels.DeviceAutomaton`). Others are made by the
+host, a drafted token at a time: it reads the token just drawn, and makes the next mask while the
+model reads that token too. Where tokens have to be tested one by one, a row's draw is made by the
+host (`guided_smc.rejection`); if that is so when a block begins, all of the block is.
+
+Weights stay with the host: they are a few dozen numbers, and potentials are asked there anyway.
+
+A row draws by a seed of its own, made of its prompt's seed and its slot, and by the number of the
+draw: so a prompt's draws do not depend on who shares its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from guided_smc.device_masks import Asked, Tables
+from guided_smc.device_passes import CapturedPasses, Passes, SessionPasses
+from guided_smc.device_rows import Found, Given
+from guided_smc.population import Population
+from guided_smc.proposing import Block, Proposer, Rows, count_step
+
+_FAR = 2**31 - 1  # tokens left to a text whose end no table has to plan
+
+
+class DeviceProposer:
+    """Draws blocks on the device where that can be done, and else as `host` does.
+
+    Args:
+        host: Draws what this one cannot.
+        device: Where the target's logits are.
+        graphs: Whether passes and draws are recorded as CUDA graphs.
+    """
+
+    def __init__(self, host: Proposer, device: torch.device, *, graphs: bool) -> None:
+        self.host = host
+        self.device = device
+        self.vocabulary = host.vocabulary
+        self.captured = CapturedPasses(host, device) if graphs else None
+        self._tables = Tables(host, device)
+
+    def propose(
+        self,
+        running: Sequence[Population[Any]],
+        rows: Rows,
+        block_sizes: list[int],
+        errors: dict[int, Exception],
+    ) -> Block:
+        """As `Proposer.propose`."""
+        where = self._refusal(running, rows)
+        if where is not None:
+            for population in running:
+                count_step(population, f"host: {where}")
+            return self.host.propose(running, rows, block_sizes, errors)
+        with torch.inference_mode():
+            return self._propose(running, rows, block_sizes, errors)
+
+    def _refusal(self, running: Sequence[Population[Any]], rows: Rows) -> str | None:
+        """Why the tokens of this block must be drawn by the host; None if they need not."""
+        sessions = self.host.sessions
+        for session in (*sessions.with_rows, sessions.following):
+            reads = session is not None and getattr(session, "reads_tokens", True)
+            if reads and self.device.type != "cpu":
+                return "a model that is not on the device reads the tokens"
+        if any(p.scores.lookahead for p in running):
+            return "a reward looks at the target's likeliest tokens before one is drawn"
+        for g, s in rows:
+            unmasked = running[g].unmasked
+            try:
+                if unmasked is not None and unmasked.judges(running[g].states[s]):
+                    return "a constraint has to be asked about tokens one by one"
+            except Exception:
+                return "a constraint has failed"  # which the host will tell of
+        return None
+
+    def _propose(
+        self,
+        running: Sequence[Population[Any]],
+        rows: Rows,
+        block_sizes: list[int],
+        errors: dict[int, Exception],
+    ) -> Block:
+        host, timed = self.host, self.host.phases.timed
+        host.begin(running)
+        wanted = np.array([block_sizes[g] for g, _ in rows], dtype=np.int64)
+        n_drafts = int(wanted.max(initial=0))
+        with timed("mask"):
+            which = self._tables.of(running)
+            tables = None if which is None else self._tables.joined(which)
+            places = np.zeros(len(rows), dtype=np.int64)
+            if which is not None:
+                places = self._tables.places(running, rows, which)
+        by_host = tables is None and any(p.states for p in running)
+        masked = by_host or tables is not None
+        cut = any(p.target_cut != (0, 1.0, 0.0) for p in running)
+        with timed("draft" if n_drafts else "verify"):
+            passes = self._passes(rows, wanted)
+            state = passes.state
+            state.upload(self._given(rows, wanted, places))
+            passes.run("start", state.start)
+        block = Block.empty(len(rows), n_drafts)
+        asked = Asked(host, rows, block, errors)
+
+        for k in range(n_drafts):
+            with timed("draft"):
+                logits = passes.draft(k)
+            with timed("mask"):
+                if tables is not None:
+                    state.bitmask.copy_(tables.masks(state.state, state.left))
+                elif by_host:
+                    if k:
+                        self._book(rows, block, *state.peeked(len(rows)), errors)
+                    state.allow(asked.bitmask(k < wanted))
+            with timed("draft"):
+                self._choose(passes, rows, logits, masked=masked, cut=cut)
+                if tables is not None:
+                    state.state.copy_(tables.step(state.state, state.drawn))
+            asked.draft(state, logits)
+            if by_host or k == n_drafts - 1:
+                state.peek()
+        with timed("verify"):
+            logits = passes.target()
+        with timed("mask"):
+            if tables is not None:
+                state.bitmask.copy_(tables.masks(state.state, state.left))
+            elif by_host:
+                if n_drafts:
+                    self._book(rows, block, *state.peeked(len(rows)), errors)
+                state.allow(asked.bitmask(np.ones(len(rows), dtype=bool)))
+        with timed("verify"):
+            self._verify(passes, rows, logits, masked=masked, cut=cut)
+        if n_drafts and not by_host:
+            with timed("mask"):  # while the target reads what is booked here
+                self._book(rows, block, *state.peeked(len(rows)), errors)
+        with timed("verify"):
+            found = state.download(len(rows))
+        asked.bonus(found, logits)
+        self._finish(rows, block, found, wanted, errors)
+        self._account(rows, wanted, block_sizes, passes)
+        return block
+
+    # -- draws -----------------------------------------------------------------------------------
+
+    def _choose(
+        self, passes: Passes, rows: Rows, logits: torch.Tensor, *, masked: bool, cut: bool
+    ) -> None:
+        """Draw a token for each row from the draft's logits `[B, V']`."""
+        state = passes.state
+        if not cut:
+            passes.run(
+                ("choose", masked, logits.data_ptr()),
+                lambda: state.choose(self.host.over_vocabulary(logits), masked=masked),
+            )
+            return
+        # What is cut by top-k, top-p or min-p differs from prompt to prompt.
+        scores = self.host.over_vocabulary(logits).float()
+        scores[: len(rows)] = self.host.draft_scores(rows, scores[: len(rows)])
+        state.choose(scores, masked=masked, scaled=True)
+
+    def _verify(
+        self, passes: Passes, rows: Rows, logits: torch.Tensor, *, masked: bool, cut: bool
+    ) -> None:
+        """Verify by the target's logits `[B, K + 1, V']` and draw the bonus tokens."""
+        state = passes.state
+        if not cut:
+            passes.run(
+                ("verify", masked, logits.data_ptr()),
+                lambda: state.verify(self.host.over_vocabulary(logits), masked=masked),
+            )
+            return
+        scores = self.host.over_vocabulary(logits).float()
+        mine = scores[: len(rows)]
+        for members, part, _ in self.host.target_scores(rows, mine.clone()):
+            mine[members] = part
+        state.verify(scores, masked=masked, scaled=True)
+
+    # -- what the host knows ---------------------------------------------------------------------
+
+    def _passes(self, rows: Rows, wanted: np.ndarray) -> Passes:
+        lacking = self.host.lacking(rows, wanted > 0)
+        if self.captured is not None and self.captured.begin(lacking, wanted):
+            return self.captured
+        why = "" if self.captured is None else self.captured.refused
+        return SessionPasses(self.host, self.device, lacking, wanted, why)
+
+    def _given(self, rows: Rows, wanted: np.ndarray, places: np.ndarray) -> Given:
+        each = [(self.host.running[g], s) for g, s in rows]
+
+        def real(of: Callable[[Population[Any]], float]) -> np.ndarray:
+            return np.array([of(p) for p, _ in each], dtype=np.float64)
+
+        return Given(
+            last=np.array([p.tokens[s, p.length[s]] for p, s in each]),
+            wanted=wanted,
+            seed=np.array([p.streams[s] for p, s in each]),
+            counter=np.array([p.draws for p, _ in each]),
+            state=places,
+            left=np.array(
+                [p.options.max_tokens - p.length[s] if p.states else _FAR for p, s in each]
+            ),
+            draft_temperature=real(lambda p: p.draft_temperature),
+            temperature=real(lambda p: p.options.temperature),
+            power=real(lambda p: p.options.power),
+        )
+
+    def _book(
+        self,
+        rows: Rows,
+        block: Block,
+        tokens: np.ndarray,
+        count: np.ndarray,
+        errors: dict[int, Exception],
+    ) -> None:
+        """Hand the first `count` `[R]` of the drawn tokens `[R, ...]` on to texts and constraints,
+        as far as these have not got them and go on.
+        """
+        for r in range(len(rows)):
+            for token in tokens[r, block.count[r] : count[r]].tolist():
+                if block.ended[r] or block.dead[r]:
+                    break
+                self.host.book(rows, block, r, token, errors)
+
+    def _finish(
+        self,
+        rows: Rows,
+        block: Block,
+        found: Found,
+        wanted: np.ndarray,
+        errors: dict[int, Exception],
+    ) -> None:
+        """Complete the block: the bonus tokens, what has died, and log p and log q̃."""
+        host = self.host
+        drafted = block.count.copy()
+        self._book(rows, block, found.tokens, found.count, errors)
+        # What goes on has been given a token for each that it was to have.
+        block.dead |= ~block.ended & (found.count <= wanted)
+        host.report_nan(rows, found.broken, host.draft or host.target, errors)
+        host.report_nan(rows, np.isnan(found.log_p).any(axis=1), host.target, errors)
+        for r, (g, _) in enumerate(rows):
+            population = host.running[g]
+            if not population.states and population.options.power == 1.0:
+                # The target proposes for itself: Z is 1, not 1 to within rounding.
+                last = int(found.count[r]) - 1
+                if last >= found.drafted[r]:
+                    found.log_q[r, last] = found.log_p[r, last]
+        position = np.arange(found.log_p.shape[1])
+        block.drafted = np.minimum(drafted, block.count)
+        for n, suffix in ((block.drafted, "_drafted"), (block.count, "")):
+            counts = position < n[:, None]
+            for name in ("log_p", "log_q"):
+                total = np.where(counts, getattr(found, name), 0.0).sum(axis=1)
+                setattr(block, name + suffix, total)
+
+    def _account(
+        self, rows: Rows, wanted: np.ndarray, block_sizes: Sequence[int], passes: Passes
+    ) -> None:
+        """Count passes, draws and steps, and what the draft's cache now holds."""
+        for (g, s), k in zip(rows, wanted.tolist(), strict=True):
+            self.host.running[g].draft_holds[s] += max(k - 1, 0)
+        for population, k in zip(self.host.running, block_sizes, strict=True):
+            population.usage.draft_passes += k
+            population.usage.target_passes += 1
+            population.draws += k + 1
+            population.usage.attention = passes.attention
+            count_step(population, passes.name)
