@@ -300,3 +300,39 @@ def test_profile_accounts_for_all_of_the_time(tmp_path):
         assert sum(sum(parts.values()) for parts in regions) == pytest.approx(
             found["wall_ms_per_step"], rel=0.05
         )
+
+
+def test_the_gpu_script_runs_every_line_of_it_that_a_cpu_can_run(tmp_path):
+    results, _ = run_quick("gpu.py", tmp_path / "gpu.json")
+    cases = results["cases"]
+    kinds = ("", " schema", " regex", " device", " host")
+    assert set(cases) == {"N=1 K=0", "N=2 K=0", *(f"N=2 K=2{kind}" for kind in kinds)}
+    for name, case in cases.items():
+        where = "device" if "device" in name else "graphs"
+        assert set(case["steps_on"]) == (set() if "host" in name else {where})
+        assert case["seconds_per_step"]["low"] > 0
+        k = int(name.split("K=")[1].split()[0])
+        assert case["tokens_per_s"] == pytest.approx((k + 1) / case["seconds_per_step"]["median"])
+        assert 0 < case["share_of_roofline"] < 1
+        assert (case["draft_variance"] is None) == (k == 0)
+        assert k == 0 or 0 < case["draft_variance"] < 1
+    assert cases["N=2 K=2 regex"]["of_free"] == pytest.approx(
+        cases["N=2 K=2 regex"]["tokens_per_s"] / cases["N=2 K=2"]["tokens_per_s"]
+    )
+    assert len(results["kernels"]) == 7
+    for kernel in results["kernels"].values():
+        assert kernel["share_of_integers_that_differ"] == kernel["largest_difference"] == 0
+        assert 0 < kernel["floor_seconds"] < kernel["seconds"]
+    assert set(results["peers"]) == {"transformers N=1"}
+    assert results["left_out"] == []
+
+
+def test_the_gpu_script_says_when_there_is_no_card(tmp_path):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "gpu.py", "--out", tmp_path / "gpu.json"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "there is no CUDA card here" in done.stderr
