@@ -292,6 +292,7 @@ class LM:
             value_key=constraint.value_key if constraint else _identity,
             warnings=tuple(warnings),
             warnings_of_loss=of_loss,
+            language=constraint.name if constraint else None,
             languages=tuple(c.name for c in getattr(constraint, "constraints", ())),
             costs=self._costs_for(opts),
             columns=dict(columns or {}),

@@ -258,8 +258,9 @@ class DeviceProposer:
         for n, suffix in ((block.drafted, "_drafted"), (block.count, "")):
             counts = position < n[:, None]
             for name in ("log_p", "log_q"):
-                total = np.where(counts, getattr(found, name), 0.0).sum(axis=1)
-                setattr(block, name + suffix, total)
+                of_token = np.where(counts, getattr(found, name), 0.0)
+                setattr(block, f"token_{name}", of_token)  # of all that count, in the end
+                setattr(block, name + suffix, of_token.sum(axis=1))
 
     def _account(
         self, rows: Rows, wanted: np.ndarray, block_sizes: Sequence[int], passes: Passes

@@ -126,6 +126,8 @@ class Asked:
         bits = host.bitmask(self._rows, active, self._errors)
         if bits is None:
             bits = np.full((len(self._rows), -(-len(host.vocabulary) // 32)), -1, dtype=np.int32)
+        else:
+            host.note_bits(self._rows, block, active, bits)
         bits[~active] = 0
         self._bits = bits.copy()
         bits[self._judged] = 0

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -122,6 +123,7 @@ class Engine:
         block = self._proposer.propose(running, rows, block_sizes, errors)
 
         events: list[Event[Any]] = []
+        steps: dict[int, Step] = {}
         stay: list[Population[Any]] = []
         index: list[int] = []  # the rows that go on, each by the row of its ancestor
         first = 0
@@ -132,12 +134,13 @@ class Engine:
             first += len(slots)
             if g not in errors:
                 try:
-                    step = self._settle(population, slots, block, mine, block_sizes[g])
+                    steps[g] = self._settle(population, slots, block, mine, block_sizes[g])
                 except GuidedSMCError as error:
                     errors[g] = error
             if g in errors:
                 events.append(ErrorEvent(population.request.index, errors[g]))
                 continue
+            step = steps[g]
             events.append(StepEvent(population.request.index, step, population.texts()))
             if len(population.live):
                 stay.append(population)
@@ -152,7 +155,7 @@ class Engine:
                 for session in self._sessions.with_rows:
                     session.reorder(torch.tensor(index, dtype=torch.int64))
         shares = np.bincount([g for g, _ in rows], minlength=len(running)) / max(len(rows), 1)
-        self._book(running, shares)
+        self._book(running, shares, steps)
         yield from events
 
     # -- joining ---------------------------------------------------------------------------------
@@ -228,17 +231,30 @@ class Engine:
         with self._phases.timed("potentials"):
             population.score(slots)
         with self._phases.timed("resample"):
-            return population.finish_step(block_size=block_size, live=len(slots))
+            return population.finish_step(
+                block_size=block_size,
+                live=len(slots),
+                drawn=block.drawn(mine, slots, population.n),
+            )
 
     # -- accounting ------------------------------------------------------------------------------
 
-    def _book(self, populations: Sequence[Population[Any]], shares: np.ndarray) -> None:
-        """Book the seconds since the last booking to prompts by their shares of the work."""
+    def _book(
+        self,
+        populations: Sequence[Population[Any]],
+        shares: np.ndarray,
+        steps: Mapping[int, Step] = MappingProxyType({}),
+    ) -> None:
+        """Book the seconds since the last booking to prompts by their shares of the work, and to
+        the step that each has made.
+        """
         taken = self._phases.take()
-        for population, share in zip(populations, shares.tolist(), strict=True):
+        for g, (population, share) in enumerate(zip(populations, shares.tolist(), strict=True)):
             booked = population.usage.seconds
             for phase, seconds in taken.items():
                 booked[phase] = booked.get(phase, 0.0) + seconds * share
+                if g in steps:
+                    steps[g].seconds[phase] = seconds * share
 
 
 class Kept:

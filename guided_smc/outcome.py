@@ -15,7 +15,7 @@ from guided_smc.diagnostics import (
     mean,
 )
 from guided_smc.population import Population, Status
-from guided_smc.potentials import Potential, Tilt
+from guided_smc.potentials import Tilt
 from guided_smc.resampling import normalise
 from guided_smc.results import Diversity, FinishReason, Particle, Result, RewardEstimate, T
 
@@ -38,8 +38,9 @@ def result(population: Population[T]) -> Result[T]:
     weights = normalise(log_w)
     shares = _shares(population, weights)
     log_evidence = population.total_log_evidence - float(np.log(1 + population.restarts))
-    names = _unique_names(request.potentials)
+    names = population.names
     lineage = population.lineage()
+    per_token = population.token_log_probabilities(lineage)
     particles = tuple(
         Particle(
             text=population.text(s, True),
@@ -50,6 +51,8 @@ def result(population: Population[T]) -> Result[T]:
             share=float(shares[s]),
             log_p=float(population.log_p[s]),
             log_q=float(population.log_q[s]),
+            token_log_p=per_token[s][0],
+            token_log_q=per_token[s][1],
             log_potentials={n: float(scores.log_psi[s, i]) for i, n in enumerate(names)},
             rewards={
                 n: float(scores.rewards[s, i])
@@ -96,9 +99,16 @@ def result(population: Population[T]) -> Result[T]:
         seed=request.seed,
         restarts=population.restarts,
         warnings=(*request.warnings, *_warnings(population, spread)),
+        constraint=request.language,
+        token_texts=_token_texts(population),
         _parse=request.parse,
         _key=request.value_key,
     )
+
+
+def _token_texts(population: Population[T]) -> dict[int, bytes]:
+    tokens = {t for step in population.steps for drawn in step.tokens for t in drawn}
+    return {t: population.vocabulary.tokens[t] or b"" for t in sorted(tokens)}
 
 
 def _rewards(
@@ -112,7 +122,7 @@ def _rewards(
     counts = weights > 0
     tilt = np.where(counts, scores.log_psi[:, tilts].sum(axis=1), 0.0)
     untilted = normalise(np.where(counts, np.log(np.where(counts, weights, 1.0)) - tilt, -np.inf))
-    names = _unique_names(potentials)
+    names = population.names
     found: dict[str, RewardEstimate] = {}
     for i in tilts:
         values = scores.rewards[:, i]
@@ -213,9 +223,3 @@ def _warnings(population: Population[T], spread: Diversity) -> list[str]:
             "raise n_particles, use islands, or lower beta or the reward's steering"
         )
     return found
-
-
-def _unique_names(potentials: Sequence[Potential]) -> list[str]:
-    """The potentials' names, numbered where two are the same."""
-    names = [p.name for p in potentials]
-    return [n if names.count(n) == 1 else f"{n} ({i})" for i, n in enumerate(names)]

@@ -38,7 +38,7 @@ from guided_smc.resampling import (
     log_sum_exp,
     normalise,
 )
-from guided_smc.results import Step, T, Usage
+from guided_smc.results import ParticleStatus, Step, T, Usage
 from guided_smc.scoring import Scores
 from guided_smc.vocabulary import Vocabulary
 
@@ -53,6 +53,10 @@ class Status(IntEnum):
     CUT = 2  # at max_tokens, without a constraint
     DEAD = 3  # weight 0
     DEAD_AT_CAP = 4  # weight 0 because the constraint was not satisfied within max_tokens
+
+
+_NAMES: tuple[ParticleStatus, ...] = ("live", "stopped", "cut", "dead", "dead_at_cap")
+"""Of each status, in records."""
 
 
 @dataclass
@@ -70,6 +74,7 @@ class Request(Generic[T]):
         value_key: Text to a key that is equal for equal values.
         warnings: To be handed on to the result.
         warnings_of_loss: The same, if a particle did not end within `max_tokens`.
+        language: The name of the constraint.
         languages: The names of those that are intersected, to be told if every particle dies.
         costs: What passes cost, where the block size is `"auto"`.
         columns: What else belongs to the prompt, for the potentials.
@@ -85,6 +90,7 @@ class Request(Generic[T]):
     value_key: Callable[[str], Hashable]
     warnings: tuple[str, ...] = field(default=())
     warnings_of_loss: tuple[str, ...] = field(default=())
+    language: str | None = None
     languages: tuple[str, ...] = field(default=())
     costs: CostModel | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -115,6 +121,7 @@ class Population(Generic[T]):
         n: N; with `target_ess` another one after each resampling.
         capacity: The most that N can become.
         agreement: How well the draft has agreed with the target so far, over restarts too.
+        names: Of the potentials, numbered where two are the same.
         unmasked: The constraint, if its masks need `viable` besides them.
         pulling: The same, if it says which tokens are worth proposing.
         given_up: The probability left untried by each draw that gave up.
@@ -155,6 +162,7 @@ class Population(Generic[T]):
         self.steps: list[Step] = []
         self.restarts = 0
         self.agreement = Agreement()
+        self.names = _unique_names(request.potentials)
         constraint = request.constraint
         # Once: such a look at a protocol takes longer than many a mask.
         self.unmasked = constraint if isinstance(constraint, Unmasked) else None
@@ -324,9 +332,14 @@ class Population(Generic[T]):
         self.status[slot] = status
         self.cut_short = self.cut_short or status == Status.DEAD_AT_CAP
 
-    def finish_step(self, *, block_size: int, live: int) -> Step:
+    def finish_step(self, *, block_size: int, live: int, drawn: Mapping[str, Any]) -> Step:
         """Close a step: ESS, and in each island resampling if its ESS is low and particles are
         left there that grow.
+
+        Args:
+            block_size: K.
+            live: Particles that grew.
+            drawn: The fields of the record that tell what they drew.
 
         Particles are resampled by weights in which the scores of finished texts are tempered like
         those of the others; what these leave out, each keeps as its weight.
@@ -336,6 +349,8 @@ class Population(Generic[T]):
         weights = normalise(log_w)
         held = self._held_back()
         ess = effective_sample_size(normalise(log_w + held))
+        status = tuple(_NAMES[s] for s in self.status.tolist())
+        log_potentials, rewards = self.scores.told(self.names)
         log_evidence = self.total_log_evidence
         ancestors = self._ancestors(held)
         if ancestors is not None:
@@ -346,6 +361,7 @@ class Population(Generic[T]):
             self.usage.resamplings += 1
         step = Step(
             index=len(self.steps),
+            start=self.restarts,
             block_size=block_size,
             live=live,
             ess=ess,
@@ -353,6 +369,10 @@ class Population(Generic[T]):
             log_weights=log_weights,
             resampled=ancestors is not None,
             ancestors=tuple(range(self.n) if ancestors is None else ancestors.tolist()),
+            status=status,
+            log_potentials=log_potentials,
+            rewards=rewards,
+            **drawn,
         )
         self.steps.append(step)
         if self.agreement.drafted.observed:
@@ -481,6 +501,23 @@ class Population(Generic[T]):
             lineage[t] = slots
         return lineage
 
+    def token_log_probabilities(
+        self, lineage: np.ndarray
+    ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+        """Log p and log q̃ of every token of each final particle, end tokens included.
+
+        Args:
+            lineage: As `lineage` gives it.
+        """
+        steps = self.steps[self._first_step :]
+        found = []
+        for slots in lineage.T.tolist():
+            own = list(zip(steps, slots, strict=True))
+            log_p = tuple(x for step, s in own for x in step.token_log_p[s])
+            log_q = tuple(x for step, s in own for x in step.token_log_q[s])
+            found.append((log_p, log_q))
+        return found
+
     def token_ids(self, slot: int) -> tuple[int, ...]:
         """Generated tokens, without the end token."""
         return tuple(self.tokens[slot, 1 : 1 + self.length[slot]].tolist())
@@ -493,3 +530,17 @@ class Population(Generic[T]):
         data = self.vocabulary.decode_bytes(token_ids)
         cuts = [at for stop in self._stops if (at := data.find(stop)) >= 0]
         return self.vocabulary.to_text(data[: min(cuts)] if cuts else data, finished=finished)
+
+
+
+
+def _streams(seed: int, n: int) -> np.ndarray:
+    """Seeds int64 `[n]`; the first are the same whatever n."""
+    words = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(n, np.uint64)
+    return words.view(np.int64)
+
+
+def _unique_names(potentials: Sequence[Potential]) -> list[str]:
+    """The potentials' names, numbered where two are the same."""
+    names = [p.name for p in potentials]
+    return [n if names.count(n) == 1 else f"{n} ({i})" for i, n in enumerate(names)]

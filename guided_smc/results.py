@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Literal
 
@@ -15,6 +15,11 @@ T = TypeVar("T", default=str)
 FinishReason = Literal["stop", "length", "failed"]
 """`stop`: an end token or stop string. `length`: cut at `max_tokens`; under a constraint, not
 completed by then. `failed`: every continuation has weight 0."""
+
+ParticleStatus = Literal["live", "stopped", "cut", "dead", "dead_at_cap"]
+"""`live`: grows. `stopped`: ended by an end token or stop string. `cut`: at `max_tokens`, without a
+constraint. `dead`: has weight 0. `dead_at_cap`: the same, because the constraint was not satisfied
+within `max_tokens`."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,9 @@ class Particle:
         log_potentials: Last score of each potential, by name.
         rewards: R of each reward, by name, if the text was finished when it was asked.
         ancestors: Its slot at each step of its lineage, oldest first.
+        token_log_p: Log p of each token; of those in `token_ids`, and of the end token if one was
+            drawn. They add up to `log_p`.
+        token_log_q: Log q̃ of the same, which add up to `log_q`.
     """
 
     text: str
@@ -99,11 +107,16 @@ class Particle:
     log_potentials: dict[str, float]
     rewards: dict[str, float]
     ancestors: tuple[int, ...]
+    token_log_p: tuple[float, ...] = ()
+    token_log_q: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Step:
     """One step of one prompt's population.
+
+    What is said of slots is said before resampling: with `ancestors` the way of any particle can be
+    followed, also of one that was not continued. A slot that had ended before draws nothing.
 
     Attributes:
         index: From 0; counts on over restarts.
@@ -117,6 +130,23 @@ class Step:
         resampled: Whether the population was resampled.
         ancestors: `[N']`: slot that each particle continues (the identity if not resampled). N' is
             N, unless `target_ess` chose another number.
+        start: Which start of the run this is a step of: from 0, one more after each restart.
+        tokens: `[N]` tokens that each slot has drawn, end token included.
+        token_log_p: Log p of each of them.
+        token_log_q: Log q̃ of each of them. Of the last that a live slot draws (the bonus token)
+            `log p − log q̃` is, with `power=1`, the log of the probability that the constraint
+            leaves there.
+        allowed: `[N]` for each draw, how many tokens the constraint's mask let through: 1 is a
+            token without an alternative, and at a draw behind the last of `tokens`, which found
+            nothing, 0 is a dead end of the constraint (more are tokens of probability 0). Empty
+            without a constraint.
+        accepting: `[N]` for each of those draws, whether the text might have ended there.
+        status: `[N]`.
+        log_potentials: `[N]` last scores of each potential, by name; −inf for what has taken all
+            weight. A dead slot is not asked for the others.
+        rewards: `[N]` R of each reward, by name, also of unfinished texts if the reward steers by
+            those; None where it was not asked.
+        seconds: The prompt's share of the step's time, by phase; without prefill.
     """
 
     index: int
@@ -127,6 +157,16 @@ class Step:
     log_weights: tuple[float, ...]
     resampled: bool
     ancestors: tuple[int, ...]
+    start: int = 0
+    tokens: tuple[tuple[int, ...], ...] = ()
+    token_log_p: tuple[tuple[float, ...], ...] = ()
+    token_log_q: tuple[tuple[float, ...], ...] = ()
+    allowed: tuple[tuple[int, ...], ...] = ()
+    accepting: tuple[tuple[bool, ...], ...] = ()
+    status: tuple[ParticleStatus, ...] = ()
+    log_potentials: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    rewards: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass
@@ -203,6 +243,9 @@ class Result(Generic[T]):
             which depend on the shape of the batch).
         restarts: How often the run started again because every particle had died.
         warnings: What the reader should know: fallbacks taken, proposals that do not cover.
+        constraint: The name of the constraint, if there is one.
+        token_texts: Bytes of every token that occurs in `steps`; none for end tokens and other
+            control tokens.
     """
 
     index: int
@@ -221,6 +264,8 @@ class Result(Generic[T]):
     seed: int
     restarts: int
     warnings: tuple[str, ...]
+    constraint: str | None = field(default=None, kw_only=True)
+    token_texts: dict[int, bytes] = field(default_factory=dict, kw_only=True, repr=False)
     _parse: Callable[[str], T] = field(repr=False, compare=False)
     _key: Callable[[str], Any] = field(repr=False, compare=False)
 
@@ -278,9 +323,22 @@ class Result(Generic[T]):
         plain["rewards"] = {name: asdict(r) for name, r in self.rewards.items()}
         plain["diversity"] = asdict(self.diversity)
         plain["particles"] = [asdict(p) for p in self.particles]
-        plain["steps"] = [asdict(s) for s in self.steps]
+        plain["steps"] = [vars(s).copy() for s in self.steps]
+        plain["token_texts"] = plain_texts(self.token_texts)
         plain["usage"] = asdict(self.usage)
         return plain
+
+
+def plain_texts(token_texts: Mapping[int, bytes]) -> dict[str, str | list[int]]:
+    """For JSON, each token's text; where its bytes are no UTF-8 on their own, the list of them."""
+
+    def plain(data: bytes) -> str | list[int]:
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return list(data)
+
+    return {str(token): plain(data) for token, data in token_texts.items()}
 
 
 @dataclass(frozen=True)

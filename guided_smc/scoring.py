@@ -33,6 +33,8 @@ class Scores:
     Attributes:
         log_psi: float64 `[N, P]`; 0 to begin with.
         rewards: float64 `[N, P]`, R of finished texts; NaN for other texts and potentials.
+        last_rewards: float64 `[N, P]`, R as it was last asked for, of unfinished texts too; NaN
+            where it was not.
         finished: bool `[N]`, whether it has the complete scores.
         fractions: float64 `[M, P]`, how far an adaptive β has come, in [0, 1].
     """
@@ -52,6 +54,7 @@ class Scores:
         self.left = min(ess_threshold, _LEFT)
         self.log_psi = np.zeros((n, len(potentials)))
         self.rewards = np.full((n, len(potentials)), np.nan)
+        self.last_rewards = np.full((n, len(potentials)), np.nan)
         self.finished = np.zeros(n, dtype=bool)
         self.fractions = np.zeros((islands, len(potentials)))
 
@@ -59,6 +62,7 @@ class Scores:
         """Each slot goes on with the scores of its ancestor."""
         self.log_psi = self.log_psi[ancestors]
         self.rewards = self.rewards[ancestors]
+        self.last_rewards = self.last_rewards[ancestors]
         self.finished = self.finished[ancestors]
 
     def update(
@@ -85,7 +89,7 @@ class Scores:
                 texts = [completion(s, True) for s in chosen]
                 if tilt is not None:
                     rewards = _ask(tilt, tilt.rewards, texts)
-                    self.rewards[chosen, i] = rewards
+                    self.rewards[chosen, i] = self.last_rewards[chosen, i] = rewards
                     new = _weights(tilt, rewards, texts, [tilt.beta] * len(texts))
                 else:
                     new = _log_scores(potential, potential.log_complete, texts)
@@ -98,6 +102,7 @@ class Scores:
                 new = _log_scores(potential, potential.log_prefix, texts)
             else:
                 rewards = _ask(tilt, tilt.prefix_rewards, texts)
+                self.last_rewards[chosen, i] = rewards
                 if tilt.adaptive:
                     betas = self._adapt(log_w, chosen, i, tilt, rewards, texts)
                 else:
@@ -153,6 +158,20 @@ class Scores:
                 new = tilt.weigh(float(rewards[at[j]]), completion, beta)
                 gained[j] += new - self.log_psi[slot, i]
         return gained
+
+    def told(
+        self, names: Sequence[str]
+    ) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[float | None, ...]]]:
+        """For the record, by the names of the potentials: the score of each slot; and of those
+        that have one, R, None where nobody has asked for it.
+        """
+        log_psi = {name: tuple(self.log_psi[:, i].tolist()) for i, name in enumerate(names)}
+        rewards = {
+            names[i]: tuple(None if r != r else r for r in self.last_rewards[:, i].tolist())
+            for i, potential in enumerate(self.potentials)
+            if isinstance(potential, Tilt)
+        }
+        return log_psi, rewards
 
     def held_back(self, growing: Completion) -> np.ndarray:
         """What a resampling is not to count yet, float64 `[N]`: to be added to the log-weights.

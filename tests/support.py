@@ -204,6 +204,15 @@ def results(events) -> list[Result]:
     return [found[i] for i in sorted(found)]
 
 
+def untimed(result: Result) -> dict:
+    """A result as plain data, without what a clock said."""
+    record = result.to_dict()
+    del record["usage"]["seconds"]
+    for step in record["steps"]:
+        del step["seconds"]
+    return record
+
+
 def unnormalised(result: Result) -> dict[Text, float]:
     """The run's estimate of each text's unnormalised probability: `Ẑ · W` by text."""
     estimate: dict[Text, float] = defaultdict(float)

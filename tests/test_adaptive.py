@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from support import VOCABULARY, FollowingTable, request, results
+from support import VOCABULARY, FollowingTable, request, results, untimed
 
 from guided_smc import LM, CostModel, OptionError
 from guided_smc.adaptive import (
@@ -169,12 +169,6 @@ def auto(index=0, seed=0, **options):
     return request(TARGET, (0, 3), index=index, seed=seed, block_size="auto", **settings)
 
 
-def plain(result):
-    record = result.to_dict()
-    del record["usage"]["seconds"]
-    return record
-
-
 def sizes(result) -> list[int]:
     return [s.block_size for s in result.steps]
 
@@ -210,7 +204,7 @@ def test_a_result_depends_neither_on_the_batch_nor_on_when_it_is_made():
     for draft in (DRAFT, FollowingTable(DRAFT.probabilities, VOCABULARY)):
         together = results(run(TARGET, requests, draft=draft, max_rows=8))
         alone = [results(run(TARGET, [r], draft=draft))[0] for r in requests]
-        assert [plain(r) for r in together] == [plain(r) for r in alone]
+        assert [untimed(r) for r in together] == [untimed(r) for r in alone]
 
 
 def test_a_language_model_chooses_by_the_costs_it_was_given():

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from support import VOCABULARY, Language, Score, exact, request, results, unnormalised
+from support import VOCABULARY, Language, Score, exact, request, results, unnormalised, untimed
 from test_exact import (
     DRAFT,
     LANGUAGE,
@@ -380,15 +380,10 @@ def test_the_draws_of_a_prompt_do_not_depend_on_who_shares_its_batch():
             block_size=i % 3,
         )  # fmt: skip
 
-    def plain(result):
-        record = result.to_dict()
-        del record["usage"]["seconds"]
-        return record
-
     together = results(run(TARGET, [make(i) for i in range(6)], draft=DRAFT))
     for i, result in enumerate(together):
         (alone,) = results(run(TARGET, [make(i)], draft=DRAFT))
-        assert plain(result) == plain(alone)
+        assert untimed(result) == untimed(alone)
 
 
 def test_an_error_of_the_constraint_ends_its_prompt_alone():

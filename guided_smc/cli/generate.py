@@ -75,7 +75,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 @click.option("--resume", is_flag=True, help="Continue the run that left the output unfinished.")
 @click.option("--retry-errors", is_flag=True, help="With --resume: run failed lines again.")
 @click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
-@click.option("--full", is_flag=True, help="Also write particles, steps and usage.")
+@click.option("--full", is_flag=True, help="Also write particles and steps.")
 @chat_option
 @rows_option
 @model_options
@@ -121,7 +121,9 @@ def generate(state: State, /, **given: Any) -> int:
       n_tokens, seed; restarts and warnings where there are any
       fingerprint    of the line and the settings; --resume compares it
       weights        with --select all, where text, value and n_tokens are lists as well
-      selected, diversity, particles, steps, usage    with --full
+      prompt, sampling, constraint, selected, diversity, particles, steps, token_texts, usage
+                     with --full: what was asked, and all that is known of every particle at every
+                     step (`guided-smc view` shows it)
       input          carried fields that are called like one of the above
 
     Into a file every record is written when it finishes, so a kill loses none; with --order input

@@ -12,6 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from guided_smc.cli.reading import PromptLine
 from guided_smc.errors import OutputError, PotentialError
+from guided_smc.records import details
 from guided_smc.results import Result
 
 FIELDS = (
@@ -28,10 +29,14 @@ FIELDS = (
     "seed",
     "restarts",
     "warnings",
+    "prompt",
+    "sampling",
+    "constraint",
     "selected",
     "diversity",
     "particles",
     "steps",
+    "token_texts",
     "usage",
     "fingerprint",
     "input",
@@ -87,9 +92,7 @@ def result_record(
     if result.warnings:
         record["warnings"] = list(result.warnings)
     if full:
-        plain = result.to_dict()
-        names = ("selected", "diversity", "particles", "steps", "usage")
-        record |= {name: plain[name] for name in names}
+        record |= details(result, prompt=line.prompt, options=line.options)
     record["fingerprint"] = fingerprint
     return record
 
