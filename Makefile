@@ -7,7 +7,7 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 # Ignored: setuptools' note that an editable install follows the folders here.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test kernels conformance bench lint format install dev model clean
+.PHONY: demo test kernels conformance bench viewer lint format install dev model clean
 
 install: $(VENV)/.installed  ## the package and what it needs
 dev: $(VENV)/.dev            ## and what its tests need
@@ -53,6 +53,10 @@ bench: $(VENV)/.dev $(VENV)/.model  ## speed and quality beside other libraries
 	$(BIN)/python benchmarks/profile_step.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python tests/conformance.py --output benchmarks/results/conformance-cpu.json
+
+# Needs Node; what it builds is committed, so that nobody else does.
+viewer:  ## the script of the page that shows particles
+	cd guided_smc/viewer/frontend && npm ci --no-audit --no-fund && npm run build
 
 # mypy does not follow the folder mapping of an editable install, so it checks an ordinary one.
 lint: $(VENV)/.dev

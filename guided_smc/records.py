@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -51,6 +52,17 @@ def step_record(
     if texts is not None:
         record["texts"] = texts
     return record
+
+
+def finite(data: Any) -> Any:
+    """Data for JSON, which has no infinities and no NaN: they become null."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: finite(item) for key, item in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(item) for item in data]
+    return data
 
 
 def _rounded(told: Particle | Step) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from guided_smc.cli.generate import generate
 from guided_smc.cli.models import models
 from guided_smc.cli.sweep import sweep
 from guided_smc.cli.tune import tune
+from guided_smc.cli.view import view
 from guided_smc.errors import GuidedSMCError
 
 
@@ -31,6 +32,7 @@ def cli(context: click.Context) -> None:
       guided-smc models
       guided-smc sweep prompts.txt --reward length:200
       guided-smc tune smollm2-135m --draft int8
+      guided-smc view out.jsonl --open
     """  # noqa: D301 (click's mark is the character, not its escape)
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -41,6 +43,7 @@ cli.add_command(generate)
 cli.add_command(models)
 cli.add_command(sweep)
 cli.add_command(tune)
+cli.add_command(view)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

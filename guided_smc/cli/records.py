@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +11,7 @@ from pydantic_core import to_jsonable_python
 
 from guided_smc.cli.reading import PromptLine
 from guided_smc.errors import OutputError, PotentialError
-from guided_smc.records import details
+from guided_smc.records import details, finite
 from guided_smc.results import Result
 
 FIELDS = (
@@ -123,11 +122,11 @@ def _describe(error: Exception, line: PromptLine) -> dict[str, Any]:
 
 def encode(record: dict[str, Any]) -> bytes:
     """One line of JSON in UTF-8. Infinities and NaN become null: JSON has no such numbers."""
-    line = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).translate(_ESCAPES)
+    line = json.dumps(finite(record), ensure_ascii=False, allow_nan=False).translate(_ESCAPES)
     try:
         return line.encode("utf-8") + b"\n"
     except UnicodeEncodeError:  # half of a surrogate pair, in a carried field
-        return json.dumps(_finite(record), allow_nan=False).encode("ascii") + b"\n"
+        return json.dumps(finite(record), allow_nan=False).encode("ascii") + b"\n"
 
 
 # Line breaks to Unicode, though not to JSON: readers that split on those would cut a record.
@@ -168,13 +167,3 @@ def _tree_or_text(value: Any) -> Any:
     if isinstance(value, Tree):
         return {"rule": value.data, "children": value.children}
     return str(value)
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, dict):
-        return {key: _finite(item) for key, item in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(item) for item in data]
-    return data

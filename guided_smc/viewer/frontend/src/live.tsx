@@ -1,0 +1,211 @@
+// A prompt box over a running server, whose steps are shown as they come.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { editJson } from "./editor";
+import { parse, RunRecord, Step } from "./model";
+
+const SCHEMA = `{
+  "type": "object",
+  "properties": {
+    "name": {"type": "string", "maxLength": 30},
+    "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    "trade": {"enum": ["sailor", "smith", "baker"]}
+  },
+  "required": ["name", "age", "trade"],
+  "additionalProperties": false
+}`;
+
+type Kind = "free" | "schema" | "regex" | "choice" | "grammar";
+
+const KINDS: Record<Kind, string> = { free: "free text", schema: "JSON schema", regex: "pattern", choice: "one of", grammar: "Lark grammar" };
+const HINTS: Partial<Record<Kind, string>> = {
+  regex: "[A-Z][a-z]+ is [1-9][0-9]? years old\\.",
+  choice: "yes\nno\nperhaps",
+  grammar: 'start: WORD ("," WORD)*\nWORD: /[a-z]+/',
+};
+
+/** Server-sent events of a response, as name and data. */
+export async function* eventsOf(body: ReadableStream<Uint8Array>): AsyncGenerator<[string, string]> {
+  const reader = body.pipeThrough(new TextDecoderStream() as any).getReader() as ReadableStreamDefaultReader<string>;
+  let left = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    left += value;
+    const blocks = left.split(/\r?\n\r?\n/);
+    left = blocks.pop()!;
+    for (const block of blocks) {
+      let name = "message";
+      const data: string[] = [];
+      for (const line of block.split(/\r?\n/)) {
+        if (line.startsWith("event:")) name = line.slice(6).trim();
+        else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
+      }
+      if (data.length) yield [name, data.join("\n")];
+    }
+  }
+}
+
+interface Props {
+  /** Shows a run; the last call for it says that it is done. */
+  show: (record: RunRecord, done: boolean, first: boolean) => void;
+}
+
+const number = (text: string) => (text.trim() === "" ? undefined : Number(text));
+
+export function Live({ show }: Props) {
+  const [prompt, setPrompt] = useState("Invent a sailor, as JSON.");
+  const [kind, setKind] = useState<Kind>("schema");
+  const schema = useRef(SCHEMA);
+  const [texts, setTexts] = useState<Partial<Record<Kind, string>>>(HINTS);
+  const [options, setOptions] = useState({ n_particles: "8", block_size: "", max_tokens: "96", temperature: "1", seed: "0" });
+  const [key, setKey] = useState("");
+  const [running, setRunning] = useState<AbortController | null>(null);
+  const [said, say] = useState<{ text: string; bad: boolean } | null>(null);
+  const box = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    if (kind !== "schema" || !box.current) return;
+    const view = editJson(box.current, schema.current, (text) => (schema.current = text));
+    return () => view.destroy();
+  }, [kind]);
+
+  const request = (): Record<string, unknown> => {
+    const body: Record<string, unknown> = {
+      messages: [{ role: "user", content: prompt }],
+      max_tokens: number(options.max_tokens),
+      temperature: number(options.temperature),
+      seed: number(options.seed),
+      smc: { n_particles: number(options.n_particles), ...(options.block_size.trim() ? { block_size: options.block_size.trim() === "auto" ? "auto" : number(options.block_size) } : {}) },
+    };
+    const text = texts[kind] ?? "";
+    if (kind === "schema") body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(schema.current), strict: true } };
+    if (kind === "regex") body.guided_regex = text;
+    if (kind === "choice") body.guided_choice = text.split("\n").filter((line) => line !== "");
+    if (kind === "grammar") body.guided_grammar = text;
+    return body;
+  };
+
+  const run = async () => {
+    const stop = new AbortController();
+    let record: RunRecord = { prompt, steps: [], token_texts: {} };
+    let started = false;
+    let frame = 0;
+    const paint = () => {
+      frame = 0;
+      show({ ...record }, false, !started);
+      started = true;
+    };
+    const finish = (last: RunRecord) => {
+      cancelAnimationFrame(frame);
+      show(last, true, !started);
+      started = true;
+    };
+    setRunning(stop);
+    say({ text: "waiting for the server …", bad: false });
+    try {
+      const body = request();
+      const response = await fetch("smc/run", {
+        method: "POST",
+        headers: { "Content-Type": "application/json", Accept: "text/event-stream", ...(key ? { Authorization: `Bearer ${key}` } : {}) },
+        body: JSON.stringify(body),
+        signal: stop.signal,
+      });
+      if (!response.ok || !response.body) {
+        const told = await response.json().catch(() => null);
+        throw new Error(told?.error?.message ?? `the server answered ${response.status}`);
+      }
+      let ended = false;
+      for await (const [name, data] of eventsOf(response.body)) {
+        if (data === "[DONE]") break;
+        const event = parse(data);
+        if (name === "start") {
+          record = { ...record, sampling: { ...event, method: "smc" } };
+          if (event.prompt !== undefined) record.prompt = event.prompt;
+          say({ text: "running …", bad: false });
+        } else if (name === "step") {
+          const step = event as Step & { token_texts: Record<string, string | number[]> };
+          record.steps = [...record.steps!, step];
+          record.token_texts = { ...record.token_texts, ...step.token_texts };
+          if (!frame) frame = requestAnimationFrame(paint);
+          say({ text: `step ${step.index + 1}, ${step.live} particles growing …`, bad: false });
+        } else if (name === "result") {
+          ended = true;
+          finish({ prompt, ...event });
+          say(null);
+        } else if (name === "error") {
+          throw new Error(event.error?.message ?? event.message ?? "the run failed");
+        }
+      }
+      if (!ended) throw new Error("the server closed the connection before the run ended");
+    } catch (error) {
+      const message = error instanceof SyntaxError ? `the schema is no JSON: ${error.message}` : error instanceof Error ? error.message : String(error);
+      const cancelled = stop.signal.aborted;
+      say({ text: cancelled ? "cancelled" : message, bad: !cancelled });
+      if (record.steps!.length) finish({ ...record, error: { type: cancelled ? "Cancelled" : "Error", message: cancelled ? "The run was cancelled." : message } });
+    } finally {
+      setRunning(null);
+    }
+  };
+
+  const option = (name: keyof typeof options, label: string, title: string) => (
+    <label title={title}>
+      {label}
+      <input type="text" inputMode="decimal" name={name} value={options[name]} placeholder={name === "block_size" ? "default" : name === "seed" ? "any" : ""} onInput={(e) => setOptions({ ...options, [name]: (e.target as HTMLInputElement).value })} />
+    </label>
+  );
+  return (
+    <form
+      class="card live"
+      aria-label="Try a prompt"
+      onSubmit={(e) => {
+        e.preventDefault();
+        if (!running) void run();
+      }}
+      onKeyDown={(e) => {
+        if (e.key === "Enter" && (e.ctrlKey || e.metaKey) && !running) (e.preventDefault(), e.stopPropagation(), void run());
+      }}
+    >
+      <label>
+        Prompt
+        <textarea name="prompt" rows={3} value={prompt} required onInput={(e) => setPrompt((e.target as HTMLTextAreaElement).value)} />
+      </label>
+      <fieldset class="kinds">
+        <legend>Answer</legend>
+        {(Object.keys(KINDS) as Kind[]).map((k) => (
+          <label key={k} class={k === kind ? "on" : ""}>
+            <input type="radio" name="kind" value={k} checked={k === kind} onChange={() => setKind(k)} />
+            {KINDS[k]}
+          </label>
+        ))}
+      </fieldset>
+      {kind === "schema" ? (
+        <div ref={box} class="editor" />
+      ) : kind === "free" ? null : (
+        <label>
+          {kind === "choice" ? "One answer a line" : KINDS[kind]}
+          <textarea name="language" class="code" rows={kind === "regex" ? 2 : 5} value={texts[kind]} onInput={(e) => setTexts({ ...texts, [kind]: (e.target as HTMLTextAreaElement).value })} />
+        </label>
+      )}
+      <div class="options">
+        {option("n_particles", "particles", "N: more are closer to the posterior")}
+        {option("block_size", "block size", "K: tokens drafted before each verification; a number, or auto")}
+        {option("max_tokens", "max tokens", "before the end token")}
+        {option("temperature", "temperature", "of the target")}
+        {option("seed", "seed", "the same seed gives the same run")}
+        <label title="sent with the request, and kept nowhere">
+          API key
+          <input type="password" name="key" autocomplete="off" placeholder="if the server asks" value={key} onInput={(e) => setKey((e.target as HTMLInputElement).value)} />
+        </label>
+      </div>
+      <div class="go">
+        {running ? (
+          // A key each: as one element, the click that cancels would then submit.
+          <button key="cancel" type="button" onClick={() => running.abort()}>Cancel</button>
+        ) : (
+          <button key="run" type="submit" class="primary">Run <kbd>Ctrl ↵</kbd></button>
+        )}
+        <span role="status" class={said?.bad ? "error" : "dim"}>{said?.text}</span>
+      </div>
+    </form>
+  );
+}

@@ -1,0 +1,503 @@
+"""The viewer in a real browser: records in a file, and a live page over a server."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from browsers import Watched, chromium
+from support import VOCABULARY, Language, request, results
+
+from guided_smc import LM, StepEvent, Vocabulary, json_schema, regex, reward, viewer
+from guided_smc.cli.records import encode
+from guided_smc.engine import run
+from guided_smc.models.table import TableModel
+from guided_smc.records import details, step_record
+
+ASCII = Vocabulary([*(bytes([c]) for c in (10, *range(32, 127))), b""], eos_ids=[96])
+LETTERS = TableModel.random(ASCII, seed=3, eos_probability=0.02)
+SCRIPT = "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+def record_of(result, index=0, prompt="a", **changes):
+    record = {"index": index, "text": result.text, "finish_reason": result.finish_reason}
+    record |= {"log_evidence": result.log_evidence, "seed": result.seed, "restarts": 0}
+    return record | details(result, prompt=prompt, options=None) | changes
+
+
+@pytest.fixture(scope="module")
+def result():
+    """With a draft, a constraint and a reward that steers, so that particles are cut."""
+    draft = TableModel.random(VOCABULARY, seed=22, eos_probability=0.1)
+    target = TableModel.random(VOCABULARY, seed=11, eos_probability=0.1)
+    r = request(
+        target,
+        (0,),
+        n_particles=8,
+        max_tokens=9,
+        block_size=1,
+        seed=5,
+        constraint=Language(lambda t: len(t) >= 3 and "dd" not in t, 9),
+        potentials=[reward(lambda t: float(t.count("a")), beta=1.2, on="step", name="many a")],
+    )
+    (found,) = results(run(target, [r], draft=draft))
+    assert any(step.resampled for step in found.steps)
+    return found
+
+
+def opened(browser, tmp_path, records, **settings):
+    """A page of records, read from a file as a user would."""
+    path = tmp_path / "page.html"
+    path.write_text(viewer.page(json.loads(encode({"r": records}))["r"]), "utf-8")
+    watched = Watched(browser, **{"viewport": {"width": 1400, "height": 1000}, **settings})
+    watched.page.goto(path.as_uri())
+    watched.page.wait_for_selector("h1")
+    return watched
+
+
+def text_of(page):
+    return page.get_by_test_id("text").inner_text()
+
+
+def node(page, step, slot):
+    """Where a particle stands in the picture, in pixels of the page."""
+    frame = page.get_by_role("application")
+    frame.scroll_into_view_if_needed()
+    return page.evaluate(
+        """([step, slot]) => {
+            const svg = document.querySelector('.frame svg');
+            const box = svg.getBoundingClientRect();
+            const labels = [...svg.querySelectorAll('g.axis text')];
+            const y = labels.find((t) => t.textContent === String(slot)
+                && t.getAttribute('text-anchor') === 'end').getBoundingClientRect();
+            const x = labels.find((t) => t.textContent === (step ? String(step) : 'step 0')
+                && t.getAttribute('text-anchor') === 'middle').getBoundingClientRect();
+            return [x.x + x.width / 2, y.y + y.height / 2];
+        }""",
+        [step, slot],
+    )
+
+
+def text_at(result, step, slot):
+    """What a particle has said up to a step, followed back by hand."""
+    tokens = []
+    for t in range(step, -1, -1):
+        tokens = [*result.steps[t].tokens[slot], *tokens]
+        if t:
+            slot = result.steps[t - 1].ancestors[slot]
+    return VOCABULARY.decode(tokens)
+
+
+def test_a_page_from_a_file_asks_no_network_and_has_nothing_to_complain_about(
+    browser, tmp_path, result
+):
+    watched = opened(browser, tmp_path, [record_of(result), record_of(result, 1)])
+    page = watched.page
+    page.get_by_role("option", name="1", exact=False).first.click()
+    page.get_by_role("application").focus()
+    page.keyboard.press("ArrowLeft")
+    assert watched.complaints == []
+    assert [url for url in watched.requests if not url.startswith(("file:", "data:"))] == []
+
+
+def test_the_answer_is_shown_first_with_its_text_and_its_way(browser, tmp_path, result):
+    page = opened(browser, tmp_path, [record_of(result)]).page
+    assert page.get_by_test_id("answer").inner_text() == result.text
+    assert text_of(page).replace("end", "") == result.text
+    assert "the answer" in page.get_by_test_id("fate").inner_text()
+
+
+def test_a_click_on_any_particle_shows_its_text_then_also_of_one_that_was_cut(
+    browser, tmp_path, result
+):
+    page = opened(browser, tmp_path, [record_of(result)]).page
+    cut = [
+        (t, s)
+        for t, step in enumerate(result.steps)
+        for s in range(8)
+        if step.resampled and s not in step.ancestors and step.status[s] == "live"
+    ]
+    for t, s in [cut[0], cut[-1], (1, 3)]:
+        page.mouse.click(*node(page, t, s))
+        assert page.locator("#particle-title").inner_text() == f"Particle {s} at step {t}"
+        assert text_of(page).replace("end", "") == text_at(result, t, s)
+        gone = "then cut" in page.get_by_test_id("fate").inner_text()
+        assert gone == ((t, s) in cut)
+
+
+def test_arrow_keys_walk_along_particles_and_steps(browser, tmp_path, result):
+    page = opened(browser, tmp_path, [record_of(result)]).page
+    page.get_by_role("application").focus()
+    t, s = len(result.steps) - 1, result.steps[-1].ancestors[result.selected[0]]
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+        t, s = t - 1, result.steps[t - 1].ancestors[s]
+        assert page.locator("#particle-title").inner_text() == f"Particle {s} at step {t}"
+        assert text_of(page).replace("end", "") == text_at(result, t, s)
+    page.keyboard.press("Home")
+    assert page.locator("#particle-title").inner_text().endswith("at step 0")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("End")
+    page.keyboard.press("a")
+    assert "the answer" in page.get_by_test_id("selection").inner_text()
+    page.keyboard.press("w")
+    weights = result.steps[-1].log_weights
+    heaviest = weights.index(max(weights))
+    assert f"particle {heaviest}," in page.get_by_test_id("selection").inner_text()
+
+
+def test_everything_can_be_reached_by_tab_and_shows_where_the_focus_is(browser, tmp_path, result):
+    page = opened(browser, tmp_path, [record_of(result), record_of(result, 1)]).page
+    reached = set()
+    for _ in range(14):
+        page.keyboard.press("Tab")
+        role, outline = page.evaluate(
+            """() => { const e = document.activeElement;
+                return [e.getAttribute('role') ?? e.tagName, getComputedStyle(e).outlineStyle]; }"""
+        )
+        reached.add(role)
+        assert outline != "none" or role == "BODY", role
+    assert {"application", "listbox", "button", "SELECT", "INPUT", "BUTTON"} <= reached
+
+
+def test_a_token_tells_its_numbers(browser, tmp_path, result):
+    page = opened(browser, tmp_path, [record_of(result)]).page
+    particle = result.particles[result.selected[0]]
+    page.locator(".token").nth(1).hover()
+    told = page.get_by_role("tooltip").inner_text().replace("−", "-")
+    log_p, log_q = particle.token_log_p[1], particle.token_log_q[1]
+    for value in (log_p, log_q, log_p - log_q):
+        assert f"{value:.3f}" in told
+    assert f"{100 * math.exp(log_p):.1f} %" in told
+    assert "allowed here" in told and "text might end here" in told
+
+
+def test_tokens_are_coloured_by_what_they_weigh(browser, tmp_path, result):
+    page = opened(browser, tmp_path, [record_of(result)]).page
+    particle = result.particles[result.selected[0]]
+    shades = page.locator(".token").evaluate_all(
+        "all => all.map(e => [e.style.getPropertyValue('--side'), "
+        "parseInt(e.style.getPropertyValue('--much'))])"
+    )
+    for (side, much), log_p, log_q in zip(
+        shades, particle.token_log_p, particle.token_log_q, strict=True
+    ):
+        assert much == pytest.approx(62 * min(abs(log_p - log_q) / 3, 1), abs=1)
+        assert side == ("var(--minus)" if log_p < log_q else "var(--plus)") or much == 0
+
+
+def test_a_token_is_chosen_with_keys_and_takes_to_its_step(browser, tmp_path, result):
+    page = opened(browser, tmp_path, [record_of(result)]).page
+    page.locator(".token").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert "token" in page.get_by_role("tooltip").inner_text()
+    page.keyboard.press("Enter")
+    assert page.locator("#particle-title").inner_text().endswith("at step 0")
+
+
+def test_the_particles_of_a_step_are_a_list_to_choose_from(browser, tmp_path, result):
+    page = opened(browser, tmp_path, [record_of(result)]).page
+    options = page.locator("[role=option][id^=slot-]")
+    assert options.count() == 8
+    options.nth(6).click()
+    assert "Particle 6" in page.locator("#particle-title").inner_text()
+    assert options.nth(6).get_attribute("aria-selected") == "true"
+    page.get_by_role("listbox", name="Particles at step").press("ArrowUp")
+    assert "Particle 5" in page.locator("#particle-title").inner_text()
+
+
+def test_dark_and_light_follow_the_system_until_one_is_chosen(browser, tmp_path, result):
+    back = "() => getComputedStyle(document.body).backgroundColor"
+    dark = opened(browser, tmp_path, [record_of(result)], color_scheme="dark").page
+    light = opened(browser, tmp_path, [record_of(result)], color_scheme="light").page
+    assert dark.evaluate(back) == "rgb(14, 18, 23)"
+    assert light.evaluate(back) == "rgb(244, 246, 248)"
+    light.get_by_role("button", name="Colours: auto").click()
+    assert light.evaluate(back) == "rgb(14, 18, 23)"
+    light.reload()
+    assert light.evaluate(back) == "rgb(14, 18, 23)"
+
+
+def test_texts_can_neither_run_nor_hide(browser, tmp_path, result):
+    record = record_of(result, prompt=SCRIPT, text="a\u202eb\x1b[0m" + SCRIPT)
+    record["warnings"] = [SCRIPT]
+    record["constraint"] = SCRIPT
+    record["token_texts"] = {
+        t: SCRIPT if text else text for t, text in record["token_texts"].items()
+    }
+    failed = {"index": 1, "text": None, "error": {"type": SCRIPT, "message": SCRIPT}}
+    watched = opened(browser, tmp_path, [record, failed])
+    page = watched.page
+    assert SCRIPT in page.get_by_test_id("text").inner_text()
+    answer = page.get_by_test_id("answer").inner_text()
+    assert "⟨202E⟩" in answer and "␛" in answer and "\u202e" not in answer
+    page.mouse.move(*node(page, 0, 0))
+    page.get_by_role("option").nth(1).click()
+    assert SCRIPT in page.get_by_role("alert").inner_text()
+    assert page.evaluate("() => window.pwned") is None
+    assert watched.complaints == []
+
+
+def test_records_are_found_by_words_and_failed_ones_say_why(browser, tmp_path, result):
+    error = {"type": "PromptError", "message": "the prompt is empty", "line": 3}
+    records = [record_of(result, i, prompt=f"prompt number {i}") for i in range(3)]
+    records.append({"index": 3, "text": None, "error": error})
+    records.append({"index": 4, "text": "only a text", "finish_reason": "stop"})
+    page = opened(browser, tmp_path, records).page
+    assert page.locator("[id^=run-]").count() == 5
+    page.get_by_role("searchbox").fill("NUMBER 2")
+    assert page.locator("[id^=run-]").count() == 1
+    page.locator("[id^=run-]").click()
+    assert "prompt number 2" in page.locator(".summary").inner_text()
+    page.get_by_role("searchbox").fill("prompterror")
+    page.locator("[id^=run-]").click()
+    assert "PromptError (line 3): the prompt is empty" in page.get_by_role("alert").inner_text()
+    page.get_by_role("searchbox").fill("only")
+    page.locator("[id^=run-]").click()
+    assert "has no steps to show" in page.locator("main").inner_text()
+
+
+def test_characters_in_several_tokens_and_starts_that_died_are_shown(browser, tmp_path):
+    vocabulary = Vocabulary([b"a", "é".encode()[:1], "é".encode()[1:], b""], eos_ids=[3])
+    said = (0, 1, 2, 0)
+
+    def row(context):
+        at = len(context) - 1
+        chances = [0.0] * 4
+        chances[said[at] if at < len(said) else 3] = 1.0
+        return chances
+
+    whole = LM(TableModel(row, vocabulary)).generate("a", n_particles=2, max_tokens=8, seed=0)
+    dead = LM(TableModel.random(VOCABULARY, seed=1, eos_probability=0.5)).generate(
+        "a", potential=reward(lambda t: -math.inf), n_particles=3, max_tokens=4, max_restarts=1
+    )
+    records = [record_of(whole), record_of(dead, 1, error={"type": "x", "message": "y"})]
+    page = opened(browser, tmp_path, records).page
+    assert text_of(page) == "a·éaend"
+    page.get_by_role("option").nth(1).click()
+    assert page.locator(".restart-label").text_content() == "start 2"
+    assert "gives this text the weight 0" in page.get_by_test_id("fate").inner_text()
+
+
+def test_32_particles_over_100_steps_are_few_elements_and_quick_to_walk(browser, tmp_path):
+    out = LM(LETTERS).generate(
+        "a",
+        potential=reward(lambda t: 0.2 * t.count("e"), on="step"),
+        n_particles=32,
+        max_tokens=100,
+        ess_threshold=0.9,
+        seed=1,
+    )
+    assert len(out.steps) == 100
+    page = opened(browser, tmp_path, [record_of(out)]).page
+    assert page.locator(".frame svg *").count() < 400
+    page.get_by_role("application").focus()
+    slowest = page.evaluate(
+        """async () => {
+            const frame = document.querySelector('[role=application]');
+            const times = [];
+            for (let i = 0; i < 40; i++) {
+                const start = performance.now();
+                const key = i < 30 ? 'ArrowLeft' : 'ArrowUp';
+                frame.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
+                await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+                times.push(performance.now() - start);
+            }
+            return times.sort((a, b) => a - b)[20];
+        }"""
+    )
+    assert "at step 69" in page.locator("#particle-title").inner_text()
+    assert slowest < 1000  # a median; measured 20 to 30 ms
+
+
+def test_nothing_sticks_out_of_a_narrow_window(browser, tmp_path, result):
+    records = [record_of(result, i) for i in range(2)]
+    page = opened(browser, tmp_path, records, viewport={"width": 380, "height": 800}).page
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 380
+
+
+# -- the live page -------------------------------------------------------------------------------
+
+
+class Server(ThreadingHTTPServer):
+    """A server of the page and of runs, as small as one can be."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.pause = 0.0
+        self.key: str | None = None
+        self.asked: list[dict] = []
+        self.gone = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self._answer(200, "text/html; charset=utf-8", viewer.page().encode())
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        key = self.server.key
+        if key and self.headers["Authorization"] != f"Bearer {key}":
+            told = {"error": {"message": "wrong key", "type": "invalid_request_error"}}
+            return self._answer(401, "application/json", json.dumps(told).encode())
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        try:
+            self._run(body)
+        except ConnectionError:
+            self.server.gone.set()
+        except Exception as error:
+            self._send("error", {"error": {"message": str(error)}})
+
+    def _run(self, body):
+        smc, prompt = body["smc"], body["messages"][-1]["content"]
+        language = None
+        if "response_format" in body:
+            language = json_schema(body["response_format"]["json_schema"]["schema"])
+        if "guided_regex" in body:
+            language = regex(body["guided_regex"])
+        settings = {"n_particles": smc["n_particles"], "max_tokens": body["max_tokens"]}
+        settings |= {"seed": body["seed"], "output_type": language}
+        self._send("start", {"n_particles": smc["n_particles"], "prompt": prompt})
+        for event in LM(LETTERS).stream(prompt, **settings):
+            if isinstance(event, StepEvent):
+                time.sleep(self.server.pause)
+                self._send("step", step_record(event.step, ASCII, event.texts))
+            else:
+                self._send("result", record_of(event.result, prompt=prompt))
+
+    def _send(self, name, data):
+        line = encode(data).decode().rstrip("\n")
+        self.wfile.write(f"event: {name}\ndata: {line}\n\n".encode())
+        self.wfile.flush()
+
+    def _answer(self, code, kind, data):
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def server():
+    found = Server()
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    yield found
+    found.shutdown()
+    found.server_close()
+
+
+def live(browser, server):
+    watched = Watched(browser, viewport={"width": 1400, "height": 1000})
+    watched.page.goto(server.url)
+    watched.page.wait_for_selector("form")
+    return watched
+
+
+def fill(page, **values):
+    for name, value in values.items():
+        page.locator(f"[name={name}]").fill(value)
+
+
+def test_a_prompt_runs_under_a_schema_from_the_editor_and_its_answer_is_shown(browser, server):
+    watched = live(browser, server)
+    page = watched.page
+    fill(page, prompt="abc", n_particles="6", max_tokens="40")
+    editor = page.locator(".cm-content")
+    editor.click()
+    page.keyboard.press("Control+a")
+    page.keyboard.press("Delete")
+    page.keyboard.insert_text('{"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}')
+    page.get_by_role("button", name="Run").click()
+    page.get_by_test_id("answer").wait_for()
+    answer = json.loads(page.get_by_test_id("answer").inner_text())
+    assert isinstance(answer, list) and set(answer) <= {1, 2}
+    (asked,) = server.asked
+    assert asked["response_format"]["json_schema"]["schema"]["items"] == {"enum": [1, 2]}
+    assert (asked["seed"], asked["smc"]) == (0, {"n_particles": 6})
+    page.mouse.click(*node(page, 1, 2))
+    assert page.locator("#particle-title").inner_text() == "Particle 2 at step 1"
+    assert watched.complaints == []
+    assert {url.rsplit("/", 1)[0] for url in watched.requests} <= {
+        server.url,
+        f"{server.url}/smc",
+        "data:",
+    }
+
+
+def test_the_picture_grows_while_it_runs_and_a_run_can_be_cancelled(browser, server):
+    server.pause = 0.05
+    page = live(browser, server).page
+    page.get_by_label("free text").check()
+    fill(page, prompt="abc", max_tokens="200")
+    page.get_by_role("button", name="Run").click()
+    steps = "() => document.querySelectorAll('.facts')[0]?.innerText.match(/steps\\n(\\d+)/)?.[1]"
+    page.wait_for_function(f"() => Number(({steps})()) >= 2")
+    seen = int(page.evaluate(steps))
+    page.wait_for_function(f"() => Number(({steps})()) > {seen}")
+    assert page.get_by_role("button", name="Run").count() == 0
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Run").wait_for()
+    assert "cancelled" in page.get_by_role("alert").inner_text()
+    assert server.gone.wait(10)
+
+
+def test_runs_are_kept_to_be_compared(browser, server):
+    page = live(browser, server).page
+    page.get_by_label("pattern").check()
+    for pattern in ("a{3}", "b{4}"):
+        fill(page, prompt="abc", language=pattern, max_tokens="8")
+        page.get_by_role("button", name="Run").click()
+        page.wait_for_function(
+            f"() => document.querySelector('[data-testid=answer]')?.innerText === "
+            f"'{pattern[0] * int(pattern[2])}'"
+        )
+    assert page.locator("[id^=run-]").count() == 2
+    page.locator("[id^=run-]").nth(1).click()
+    assert page.get_by_test_id("answer").inner_text() == "aaa"
+
+
+def test_what_the_server_refuses_is_said(browser, server):
+    server.key = "secret"
+    page = live(browser, server).page
+    status = page.locator(".go [role=status]")
+    fill(page, prompt="abc", key="guess")
+    page.get_by_role("button", name="Run").click()
+    page.get_by_text("wrong key").wait_for()
+    fill(page, key="secret")
+    page.get_by_label("pattern").check()
+    fill(page, language="(", max_tokens="8")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_function("() => document.querySelector('.go .error')?.innerText.includes('(')")
+    assert "wrong key" not in status.inner_text()
+    page.get_by_label("JSON schema").check()
+    page.locator(".cm-content").click()
+    page.keyboard.press("Control+End")
+    page.keyboard.type("}")
+    asked = len(server.asked)
+    page.get_by_role("button", name="Run").click()
+    page.get_by_text("the schema is no JSON").wait_for()
+    assert len(server.asked) == asked
