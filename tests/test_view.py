@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from support import VOCABULARY
 
-from guided_smc import LM, viewer
+from guided_smc import LM, Vocabulary, viewer
 from guided_smc.cli.main import cli
 from guided_smc.cli.records import encode
 from guided_smc.models.table import TableModel
@@ -194,3 +194,14 @@ def test_view_says_when_there_is_nothing_to_see(tmp_path):
 def test_view_needs_a_file_that_is_there():
     assert "cannot read nowhere.jsonl" in str(run("nowhere.jsonl").exception)
     assert "--open needs a file" in str(run("-", "--open", text="{}").exception)
+
+
+def test_the_snippet_of_the_guide_writes_a_page(tmp_path, monkeypatch):
+    guide = (FRONTEND.parents[2] / "docs" / "viewer.md").read_text("utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", guide, re.S)
+    letters = Vocabulary([*(bytes([c]) for c in range(32, 127)), b""], eos_ids=[95])
+    monkeypatch.chdir(tmp_path)
+    exec(snippet, {"lm": LM(TableModel.random(letters, seed=1, eos_probability=0.2))})
+    (shown,) = data_of(Path("run.html").read_text("utf-8"))
+    assert shown["prompt"] == "Name a colour."
+    assert len(shown["particles"]) == 8

@@ -160,7 +160,7 @@ def test_arrow_keys_walk_along_particles_and_steps(browser, tmp_path, result):
 def test_everything_can_be_reached_by_tab_and_shows_where_the_focus_is(browser, tmp_path, result):
     page = opened(browser, tmp_path, [record_of(result), record_of(result, 1)]).page
     reached = set()
-    for _ in range(14):
+    for _ in range(24):
         page.keyboard.press("Tab")
         role, outline = page.evaluate(
             """() => { const e = document.activeElement;

@@ -25,7 +25,7 @@ _SHOWN = (
     *("log_evidence", "kl", "rewards", "diversity", "constraint", "sampling", "usage"),
     *("selected", "steps", "token_texts"),
 )
-"""Fields of a record that the page has a use for; particles follow from steps."""
+"""Fields of a record that the page has a use for as they are. Particles follow from steps."""
 
 
 def page(records: Sequence[dict[str, Any]] | None = None, *, title: str | None = None) -> str:
@@ -74,7 +74,12 @@ def page(records: Sequence[dict[str, Any]] | None = None, *, title: str | None =
 
 
 def _shown(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: _readable(finite(record[name])) for name in _SHOWN if name in record}
+    shown = {name: _readable(finite(record[name])) for name in _SHOWN if name in record}
+    if "particles" in record:
+        shown["particles"] = [
+            {n: finite(p[n]) for n in ("text", "weight")} for p in record["particles"]
+        ]
+    return shown
 
 
 def _readable(data: Any) -> Any:

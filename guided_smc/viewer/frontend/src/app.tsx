@@ -37,7 +37,7 @@ function View({ entry }: { entry: Entry }) {
   const node = fits ? chosen : run.first;
   return (
     <>
-      <Summary run={run} />
+      <Summary run={run} select={select} />
       {node ? (
         <>
           <Genealogy run={run} selected={node} select={select} />

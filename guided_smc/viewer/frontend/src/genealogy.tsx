@@ -183,6 +183,7 @@ function Ess({ L }: { L: Layout }) {
     <Track L={L} i={0} title="Effective sample size" top={`${L.run.widest}`} bottom="0">
       {at > 0 && !L.run.record.sampling?.target_ess ? <line class="threshold" x1={GUTTER} x2={L.width - RIGHT} y1={scale(at)} y2={scale(at)} /> : null}
       <path class="curve" d={path} />
+      {L.dx > 16 ? <path class="curve-dots plain" d={steps.map((s, t) => dot(L.x(t), scale(s.ess), 2)).join("")} /> : null}
       <path class="curve-dots" d={steps.map((s, t) => (s.resampled ? dot(L.x(t), scale(s.ess), Math.min(2.6, L.dx * 0.35)) : "")).join("")} />
     </Track>
   );

@@ -25,10 +25,7 @@ export interface Step {
 
 export interface Particle {
   text: string;
-  finish_reason: string;
   weight: number;
-  share: number;
-  ancestors: number[];
 }
 
 type TokenTexts = Record<string, string | number[]>;
@@ -156,6 +153,20 @@ export class Run {
     return chosen === undefined ? null : (this.final[chosen] ?? null);
   }
 
+  /** The texts of final particles that count, heaviest first, each with its heaviest particle. */
+  get texts(): { text: string; weight: number; node: Node }[] {
+    const found = new Map<string, { text: string; weight: number; node: Node; most: number }>();
+    this.record.particles?.forEach(({ text, weight }, i) => {
+      const node = this.final[i];
+      if (!weight || !node) return;
+      const one = found.get(text) ?? { text, weight: 0, node, most: 0 };
+      one.weight += weight;
+      if (weight > one.most) [one.node, one.most] = [node, weight];
+      found.set(text, one);
+    });
+    return [...found.values()].sort((a, b) => b.weight - a.weight);
+  }
+
   /** The particle to look at first: the answer, or the heaviest. */
   get first(): Node | null {
     const t = this.steps.length - 1;
@@ -275,6 +286,7 @@ export const parse = (text: string) =>
 export function promptText(prompt: unknown): string {
   if (typeof prompt === "string") return prompt;
   if (Array.isArray(prompt) && prompt.every((m) => m && typeof m === "object" && "role" in m)) {
+    if (prompt.length === 1 && prompt[0].role === "user" && typeof prompt[0].content === "string") return prompt[0].content;
     return prompt.map((m) => `${m.role}: ${typeof m.content === "string" ? m.content : JSON.stringify(m.content)}`).join("\n\n");
   }
   return prompt === undefined || prompt === null ? "" : JSON.stringify(prompt);

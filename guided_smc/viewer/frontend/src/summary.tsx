@@ -1,7 +1,7 @@
 // What was asked and what came of it, and the list of runs.
 
 import { useMemo, useState } from "preact/hooks";
-import { answerText, num, oneLine, promptText, Run, RunRecord, seconds, visible } from "./model";
+import { answerText, Node, num, oneLine, percent, promptText, Run, RunRecord, seconds, visible } from "./model";
 
 function Fact({ name, value, title }: { name: string; value: any; title?: string }) {
   return (
@@ -18,7 +18,35 @@ export function badge(record: RunRecord, done: boolean): [string, string] {
   return [record.finish_reason ?? "stop", record.finish_reason ?? "done"];
 }
 
-export function Summary({ run }: { run: Run }) {
+const MOST_TEXTS = 6;
+
+/** What the posterior looks like: different texts with their weights. */
+function Texts({ run, select }: { run: Run; select: (n: Node) => void }) {
+  const texts = run.texts;
+  if (texts.length < 2) return null;
+  const rest = texts.slice(MOST_TEXTS).reduce((sum, t) => sum + t.weight, 0);
+  return (
+    <div class="posterior">
+      <h3>All final texts, by weight</h3>
+      <ul>
+        {texts.slice(0, MOST_TEXTS).map(({ text, weight, node }) => (
+          <li key={text}>
+            <button type="button" onClick={() => select(node)} title="show this particle">
+              <span class="weight">
+                <i style={{ width: `${100 * weight}%` }} />
+                <b>{percent(weight)}</b>
+              </span>
+              <code>{oneLine(text) || "(empty)"}</code>
+            </button>
+          </li>
+        ))}
+      </ul>
+      {texts.length > MOST_TEXTS ? <p class="dim">{texts.length - MOST_TEXTS} more: {percent(rest)}</p> : null}
+    </div>
+  );
+}
+
+export function Summary({ run, select }: { run: Run; select: (n: Node) => void }) {
   const { record, steps } = run;
   const prompt = promptText(record.prompt);
   const answer = answerText(record);
@@ -50,6 +78,7 @@ export function Summary({ run }: { run: Run }) {
           {answer ? <pre tabIndex={0} data-testid="answer">{visible(answer).replace(/↵\n/g, "\n")}</pre> : run.done ? null : <p class="dim">Known when the run ends: until then any particle may be cut.</p>}
         </div>
       </div>
+      <Texts run={run} select={select} />
       {record.warnings?.map((w, i) => <p key={i} class="warning">{visible(w)}</p>)}
       <dl class="facts">
         {evidence !== undefined ? <Fact name="log-evidence" value={num(evidence)} title="log of the estimated probability that the model says something which the constraint and the rewards like" /> : null}
