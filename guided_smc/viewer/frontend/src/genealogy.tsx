@@ -360,9 +360,9 @@ export function Genealogy({ run, selected, select }: Props) {
         aria-describedby="genealogy-keys"
         onKeyDown={go}
       >
-        <svg
-          width={L.width}
-          height={L.height}
+        <div
+          class="layers"
+          style={{ width: `${L.width}px`, height: `${L.height}px` }}
           aria-hidden="true"
           onMouseMove={(e) => {
             const n = nearest(e);
@@ -374,9 +374,13 @@ export function Genealogy({ run, selected, select }: Props) {
             if (n) select(n);
           }}
         >
-          <Picture L={L} />
-          <Overlay L={L} selected={selected} hovered={hovered?.n ?? null} />
-        </svg>
+          <svg width={L.width} height={L.height}>
+            <Picture L={L} />
+          </svg>
+          <svg class="overlay" width={L.width} height={L.height}>
+            <Overlay L={L} selected={selected} hovered={hovered?.n ?? null} />
+          </svg>
+        </div>
       </div>
       {hovered && hovered.n.t < run.steps.length ? <Tip L={L} n={hovered.n} at={hovered.at} /> : null}
       <footer>
