@@ -134,8 +134,8 @@ class Step:
         tokens: `[N]` tokens that each slot has drawn, end token included.
         token_log_p: Log p of each of them.
         token_log_q: Log q̃ of each of them. Of the last that a live slot draws (the bonus token)
-            `log p − log q̃` is, with `power=1`, the log of the probability that the constraint
-            leaves there.
+            `log p − log q̃` is the log of the probability that the constraint leaves there, unless
+            `power` is not 1 or a reward looks ahead.
         allowed: `[N]` for each draw, how many tokens the constraint's mask let through: 1 is a
             token without an alternative, and at a draw behind the last of `tokens`, which found
             nothing, 0 is a dead end of the constraint (more are tokens of probability 0). Empty

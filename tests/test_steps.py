@@ -28,6 +28,7 @@ CASES = {
     "a constraint and drafts": dict(constraint=EVEN, max_tokens=6, block_size=2),
     "a power": dict(constraint=EVEN, max_tokens=6, block_size=2, power=2.0),
     "a reward": dict(potentials=[MANY_A], block_size=1),
+    "a reward that looks ahead": dict(potentials=[MANY_A.with_(lookahead=3)], block_size=1),
     "islands": dict(potentials=[MANY_A], islands=2, ess_threshold=0.9),
     "as many as count": dict(
         potentials=[MANY_A], target_ess=4, max_particles=12, min_particles=2, ess_threshold=0.9
