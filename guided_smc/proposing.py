@@ -496,7 +496,7 @@ class Proposer:
     def note_bits(self, rows: Rows, block: Block, active: np.ndarray, bitmask: np.ndarray) -> None:
         """Note in the block how much choice masks leave, from bits as `bitmask` gives them."""
         allowed = _ONES[bitmask.view(np.uint8)].sum(axis=1, dtype=np.int64)
-        accepting = (bitmask & self._ends).any(axis=1)
+        accepting = np.any(bitmask & self._ends, axis=1, keepdims=True)[:, 0]
         self._note(rows, block, active, allowed, accepting)
 
     def _note(

@@ -139,7 +139,7 @@ class Step:
         allowed: `[N]` for each draw, how many tokens the constraint's mask let through: 1 is a
             token without an alternative, and at a draw behind the last of `tokens`, which found
             nothing, 0 is a dead end of the constraint (more are tokens of probability 0). Empty
-            without a constraint.
+            without a constraint, and where its masks are made on a device.
         accepting: `[N]` for each of those draws, whether the text might have ended there.
         status: `[N]`.
         log_potentials: `[N]` last scores of each potential, by name; −inf for what has taken all

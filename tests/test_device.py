@@ -19,6 +19,7 @@ from support import (
     exact,
     request,
     results,
+    untimed,
 )
 from test_rejection import Asked
 
@@ -232,8 +233,10 @@ def test_a_batch_of_different_prompts_gives_each_its_own_result():
             )
 
         def plain(result):
-            record = result.to_dict()
-            del record["usage"]["seconds"]
+            record = untimed(result)
+            for step in record["steps"]:
+                # Counted where the host makes the masks, which it does for all prompts or none.
+                del step["allowed"], step["accepting"]
             return record
 
         requests = [make(i) for i in range(5)]

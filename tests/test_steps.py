@@ -37,11 +37,11 @@ CASES = {
 }
 
 
-def ran(draft=DRAFT, max_restarts=0, seed=0, target=TARGET, **kwargs):
+def ran(draft=DRAFT, max_restarts=0, seed=0, target=TARGET, step_on="host", **kwargs):
     given = {"n_particles": 6, "max_tokens": 8, **kwargs}
     r = request(target, (0,), seed=seed, **given)
     r.options = make_options(r.options, max_restarts=max_restarts)
-    (result,) = results(run(target, [r], draft=draft))
+    (result,) = results(run(target, [r], draft=draft, step_on=step_on))
     return result
 
 
@@ -49,10 +49,11 @@ def last_start(result):
     return [step for step in result.steps if step.start == result.steps[-1].start]
 
 
+@pytest.mark.parametrize("step_on", ["host", "device"])
 @pytest.mark.parametrize("case", CASES)
-def test_log_probabilities_of_tokens_add_up_to_those_of_their_particle(case):
+def test_log_probabilities_of_tokens_add_up_to_those_of_their_particle(case, step_on):
     for seed in range(5):
-        result = ran(seed=seed, **CASES[case])
+        result = ran(seed=seed, step_on=step_on, **CASES[case])
         assert any(p.token_log_p for p in result.particles)
         for p in result.particles:
             assert math.fsum(p.token_log_p) == pytest.approx(p.log_p)
@@ -61,10 +62,11 @@ def test_log_probabilities_of_tokens_add_up_to_those_of_their_particle(case):
             assert 0 <= len(p.token_log_p) - len(p.token_ids) <= 1
 
 
+@pytest.mark.parametrize("step_on", ["host", "device"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_tokens_of_the_steps_along_a_lineage_are_those_of_the_particle(case):
+def test_the_tokens_of_the_steps_along_a_lineage_are_those_of_the_particle(case, step_on):
     for seed in range(5):
-        result = ran(seed=seed, **CASES[case])
+        result = ran(seed=seed, step_on=step_on, **CASES[case])
         steps = last_start(result)
         for p in result.particles:
             tokens = [t for step, s in zip(steps, p.ancestors, strict=True) for t in step.tokens[s]]
@@ -72,8 +74,9 @@ def test_the_tokens_of_the_steps_along_a_lineage_are_those_of_the_particle(case)
             assert tuple(tokens) == (*p.token_ids, *ended)
 
 
-def test_log_probabilities_of_tokens_are_those_of_the_models():
-    result = ran(block_size=2, seed=3)
+@pytest.mark.parametrize("step_on", ["host", "device"])
+def test_log_probabilities_of_tokens_are_those_of_the_models(step_on):
+    result = ran(block_size=2, seed=3, n_particles=12, step_on=step_on)
     assert max(len(p.token_ids) for p in result.particles) > 3
     for p in result.particles:
         steps = last_start(result)
@@ -107,8 +110,9 @@ def test_weights_before_a_resampling_are_what_tokens_and_scores_add_to_those_aft
     assert step.resampled
 
 
-def test_steps_tell_how_much_choice_the_constraint_left_and_where_the_text_might_have_ended():
-    result = ran(constraint=EVEN, max_tokens=6, block_size=2, seed=2)
+@pytest.mark.parametrize("step_on", ["host", "device"])
+def test_steps_tell_how_much_choice_the_constraint_left_and_where_the_text_might_end(step_on):
+    result = ran(constraint=EVEN, max_tokens=6, block_size=2, seed=2, step_on=step_on)
     language = EVEN.compile(VOCABULARY)
     for p in result.particles:
         state = language.start()
