@@ -532,14 +532,6 @@ class Population(Generic[T]):
         return self.vocabulary.to_text(data[: min(cuts)] if cuts else data, finished=finished)
 
 
-
-
-def _streams(seed: int, n: int) -> np.ndarray:
-    """Seeds int64 `[n]`; the first are the same whatever n."""
-    words = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(n, np.uint64)
-    return words.view(np.int64)
-
-
 def _unique_names(potentials: Sequence[Potential]) -> list[str]:
     """The potentials' names, numbered where two are the same."""
     names = [p.name for p in potentials]
