@@ -36,7 +36,7 @@ class Watched:
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.requests: list[str] = []
-        self.page.set_default_timeout(15_000)
+        self.page.set_default_timeout(60_000)  # on a busy machine
         self.page.on("console", lambda m: self.complaints.append(f"{m.type}: {m.text}"))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
