@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -203,6 +204,7 @@ class LM:
         columns: Mapping[str, Any] | None = None,
         chat: bool | None = None,
         exact_seed: bool = False,
+        logit_bias: Mapping[int, float] | None = None,
         options: Options | None = None,
         **changes: Any,
     ) -> Request[T]:
@@ -226,6 +228,8 @@ class LM:
                 prompts, `generate` and `stream` take a list, one mapping for each.
             chat: Whether a plain prompt is put into the model's chat template. None: if it has one.
             exact_seed: Use the seed as it is, whatever the index.
+            logit_bias: By token id, what is added to its logit, before temperature and all else:
+                it changes the target.
             options: To start from.
             changes: Fields of `Options`.
 
@@ -296,7 +300,22 @@ class LM:
             languages=tuple(c.name for c in getattr(constraint, "constraints", ())),
             costs=self._costs_for(opts),
             columns=dict(columns or {}),
+            logit_bias=self._checked_bias(logit_bias or {}),
         )
+
+    def _checked_bias(self, bias: Mapping[int, float]) -> dict[int, float]:
+        checked: dict[int, float] = {}
+        for token, value in bias.items():
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise OptionError(f"logit_bias: token ids are whole numbers, got {token!r}")
+            if not 0 <= token < len(self.model.vocabulary) or not self.model.vocabulary.real[token]:
+                raise OptionError(f"logit_bias: the model has no token {token}")
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise OptionError(f"logit_bias: of token {token} must be a number, got {value!r}")
+            if not math.isfinite(value):
+                raise OptionError(f"logit_bias: of token {token} must be finite, got {value!r}")
+            checked[token] = float(value)
+        return checked
 
     def _fill_in(self, opts: Options, index: int, exact_seed: bool, warnings: list[str]) -> Options:
         """Options with seed and block size decided."""

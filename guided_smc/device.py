@@ -74,6 +74,8 @@ class DeviceProposer:
                 return "a model that is not on the device reads the tokens"
         if any(p.scores.lookahead for p in running):
             return "a reward looks at the target's likeliest tokens before one is drawn"
+        if any(p.request.logit_bias for p in running):
+            return "logit_bias is added on the host"
         for g, s in rows:
             unmasked = running[g].unmasked
             try:

@@ -97,6 +97,29 @@ class Engine:
                 budget.require(request.need)
         self._waiting.append(Population(request, self.vocabulary))
 
+    def cancel(self, index: int) -> bool:
+        """Drop the request with this index between steps, and what it holds.
+
+        Returns:
+            Whether there was one, waiting or running.
+        """
+        for population in self._waiting:
+            if population.request.index == index:
+                self._waiting.remove(population)
+                return True
+        if all(p.request.index != index for p in self._running):
+            return False
+        keep = [p.request.index != index for p in self._running for _ in p.live]
+        self._running = [p for p in self._running if p.request.index != index]
+        for session in self._sessions.with_rows:
+            session.reorder(torch.from_numpy(np.flatnonzero(keep)))
+        return True
+
+    @property
+    def rows(self) -> int:
+        """Particles whose keys and values are kept now."""
+        return sum(len(p.live) for p in self._running)
+
     @property
     def busy(self) -> bool:
         """Whether anything runs or waits."""

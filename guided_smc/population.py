@@ -78,6 +78,8 @@ class Request(Generic[T]):
         languages: The names of those that are intersected, to be told if every particle dies.
         costs: What passes cost, where the block size is `"auto"`.
         columns: What else belongs to the prompt, for the potentials.
+        logit_bias: Added to the logits of these tokens, target's and draft's, before temperature
+            and all else: part of the target.
     """
 
     index: int
@@ -94,6 +96,7 @@ class Request(Generic[T]):
     languages: tuple[str, ...] = field(default=())
     costs: CostModel | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def block_size(self) -> BlockSize:

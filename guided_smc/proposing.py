@@ -289,7 +289,7 @@ class Proposer:
         session = self.sessions.following or self.sessions.draft
         assert session is not None
         logits = session.extend(*padded(self.lacking(rows, active)), last_only=True)
-        return self.draft_scores(rows, self.over_vocabulary(logits))
+        return self.draft_scores(rows, self._biased(rows, self.over_vocabulary(logits)))
 
     def draft_scores(self, rows: Rows, logits: torch.Tensor) -> torch.Tensor:
         """Unnormalised log q `[R, V]` of a draft's logits: at its temperature, and cut."""
@@ -321,7 +321,7 @@ class Proposer:
         errors: dict[int, Exception],
     ) -> torch.Tensor:
         """Add log p of the drafted tokens to the block; return log p `[R, V]` after the last."""
-        logits = self.over_vocabulary(logits)
+        logits = self._biased(rows, self.over_vocabulary(logits))
         n_rows, width = logits.shape[0], logits.shape[1] - 1
         device = logits.device
         at = torch.from_numpy(block.count).to(device)
@@ -567,6 +567,23 @@ class Proposer:
             if logits.device not in self._padding_on:
                 self._padding_on[logits.device] = self._padding.to(logits.device)
             logits = logits.masked_fill(self._padding_on[logits.device], NEG_INF)
+        return logits
+
+    def _biased(self, rows: Rows, logits: torch.Tensor) -> torch.Tensor:
+        """Logits `[R, ..., V]` with what the prompts' requests add to them.
+
+        Of draft and target alike: the target's is what they ask for, the draft's makes it propose
+        what is then wanted.
+        """
+        biased = {g for g, p in enumerate(self.running) if p.request.logit_bias}
+        if not biased:
+            return logits
+        logits = logits.clone()
+        for r, (g, _) in enumerate(rows):
+            if g in biased:
+                bias = self.running[g].request.logit_bias
+                ids = torch.tensor(list(bias), device=logits.device)
+                logits[r, ..., ids] += logits.new_tensor(list(bias.values()))
         return logits
 
 
