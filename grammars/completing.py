@@ -12,8 +12,11 @@ that there is none: that takes a small alphabet.
 from __future__ import annotations
 
 import heapq
+import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -65,6 +68,29 @@ _HINTED = 1.0
 
 _UNSEEN = 1.0
 """Cost of the way to the end from a view that is not on the map."""
+
+
+class _Patience(threading.local):
+    """Until when this thread may search, on its own clock: that of its work, whatever the load."""
+
+    until = float("inf")
+
+
+_patience = _Patience()
+
+
+class OutOfPatienceError(Exception):
+    """A search has taken longer than it may."""
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Searches of this thread raise `OutOfPatienceError` after so many seconds of work."""
+    _patience.until = time.thread_time() + seconds
+    try:
+        yield
+    finally:
+        _patience.until = float("inf")
 
 
 class View(NamedTuple):
@@ -293,6 +319,8 @@ class Completions:
 
     def allowed(self, state: Any) -> int:
         """The next bytes, as the bits of a number."""
+        if time.thread_time() > _patience.until:
+            raise OutOfPatienceError
         try:
             if isinstance(state, GrammarState | SpeltState):
                 return state.allowed_bits() & self._alphabet

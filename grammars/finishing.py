@@ -21,6 +21,7 @@ import numpy as np
 
 from guided_smc.errors import ConstraintError
 from guided_smc.grammars.automata import Automaton
+from guided_smc.grammars.completing import OutOfPatienceError, patience
 from guided_smc.grammars.pieces import Pieces, pieces
 from guided_smc.grammars.plans import Plan, Search, Text
 from guided_smc.potentials import (
@@ -109,6 +110,30 @@ def within(
             f"than max_tokens={max_tokens}",
         )
     return Searching(compiled, search, max_tokens, search.first), ()
+
+
+def look_ahead(constraint: Constraint, vocabulary: Vocabulary, seconds: float) -> None:
+    """Do what `within`, and runs near the cap, would do later: bind it and draw its map.
+
+    Args:
+        constraint: The language.
+        vocabulary: The model's tokens.
+        seconds: Of work that looking for ends may take: what takes longer once, runs wait for too.
+
+    Raises:
+        ConstraintError: It takes longer.
+    """
+    compiled = constraint.compile(vocabulary)
+    if isinstance(compiled, Measured) or not _can_be_searched(constraint):
+        return
+    try:
+        with patience(seconds):
+            _ = _search(constraint, vocabulary).first
+    except OutOfPatienceError:
+        raise ConstraintError(
+            f"{constraint.name}: looking for how its texts can end takes more than the limit of "
+            f"{seconds:g} seconds; simplify it"
+        ) from None
 
 
 def _enough(left: int) -> int:

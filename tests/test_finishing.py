@@ -14,7 +14,8 @@ from support import exact, request, results
 from guided_smc import LM, ConstraintError, TableModel, Vocabulary
 from guided_smc.engine import Engine
 from guided_smc.grammars import LarkText, choice, lark, predicate, regex
-from guided_smc.grammars.finishing import Finishing, Searching, within
+from guided_smc.grammars.finishing import Finishing, Searching, look_ahead, within
+from guided_smc.grammars.matching import every_byte
 from guided_smc.potentials import Intersection
 
 TOKENS = [b"(", b")", b"a", b"b", b"()", b""]
@@ -188,3 +189,13 @@ def test_a_vocabulary_that_spells_no_member_refuses_nothing():
     assert not isinstance(compiled, Searching)
     found = LM(TARGET).generate([0], output_type=regex("x"), max_tokens=3)
     assert found.finish_reason == "failed"
+
+
+def test_looking_ahead_gives_up_in_time_and_changes_nothing_else():
+    slow = regex("[^a]*(a[^b]*b){0,60}(c|d[^e]{300})")
+    with pytest.raises(ConstraintError, match="takes more than the limit"):
+        look_ahead(slow, every_byte(), 0.02)
+    usual = regex("[a-z ]*[.]")  # searched without a limit, and as if nothing had been tried
+    bound, notes = within(usual, every_byte(), 5)
+    look_ahead(usual, every_byte(), 60.0)
+    assert notes == () and bound.start().advance(ord("a"))
