@@ -421,3 +421,26 @@ def test_the_small_models_text_survives_its_tokens():
     assert vocabulary.decode(prompts.encode(text, chat=False)) == text
     chat = loaded.tokenizer.decode(prompts.encode("Hello"))
     assert chat.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+
+
+TOOLS = (
+    "{% if tools %}Call as <tool_call> with: {% for t in tools %}{{ t['function']['name'] }} "
+    "{% endfor %}{% endif %}" + CHATML
+)
+
+
+def test_a_template_that_takes_tools_is_handed_them():
+    tokenizer = byte_level(eos_token="<|im_end|>", chat_template=TOOLS)
+    encoder = PromptEncoder(tokenizer, vocabulary_from_tokenizer(tokenizer, width=300))
+    assert encoder.writes_tools_as("<tool_call>")
+    assert not encoder.writes_tools_as("[TOOL_CALLS]")
+    tool = {"type": "function", "function": {"name": "weather"}}
+    ids = encoder.encode([{"role": "user", "content": "hi"}], tools=[tool])
+    assert "with: weather <|im_start|>user" in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("template", [CHATML, None, "{{ raise_exception('no') }}"])
+def test_a_template_that_takes_no_tools_writes_none(template):
+    tokenizer = byte_level(eos_token="<|im_end|>", chat_template=template)
+    encoder = PromptEncoder(tokenizer, vocabulary_from_tokenizer(tokenizer, width=300))
+    assert not encoder.writes_tools_as("<tool_call>")

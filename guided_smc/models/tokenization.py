@@ -135,7 +135,24 @@ class PromptEncoder:
         """Whether messages can be encoded."""
         return bool(getattr(self._tokenizer, "chat_template", None))
 
-    def encode(self, prompt: Any, *, chat: bool | None = None) -> list[int]:
+    def writes_tools_as(self, mark: str) -> bool:
+        """Whether the chat template tells of tools, in a form that has `mark` in it."""
+        if not self.has_chat_template:
+            return False
+        tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+        try:
+            told = self._render([{"role": "user", "content": "?"}], [tool])
+        except Exception:  # whatever a template may raise: it does not take them
+            return False
+        return mark in told
+
+    def encode(
+        self,
+        prompt: Any,
+        *,
+        chat: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """Token ids of a prompt, at least one.
 
         Args:
@@ -144,6 +161,7 @@ class PromptEncoder:
             chat: Whether a string is a user's message or plain text. Default: a message if the
                 tokenizer has a chat template. Plain text gets the tokenizer's own special tokens
                 (such as a begin token), but no end token.
+            tools: Of messages: handed to the chat template, which may tell the model of them.
 
         Raises:
             PromptError: Empty or malformed messages, a chat template that is missing or refuses
@@ -163,7 +181,7 @@ class PromptEncoder:
             messages = _checked_messages(prompt)
             if chat is False:
                 raise PromptError("messages are a chat: leave out chat=False, or give a string")
-            ids = self._encode_messages(messages)
+            ids = self._encode_messages(messages, tools)
         return ids or [self._first_token()]
 
     def continuation(self, text: str) -> list[int]:
@@ -193,7 +211,11 @@ class PromptEncoder:
             ids = ids[1:]
         return ids
 
-    def _encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
+    def _encode_messages(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         if not self.has_chat_template:
             raise PromptError(
                 "the model has no chat template, so that it takes no messages: give a string "
@@ -202,7 +224,7 @@ class PromptEncoder:
         if messages[-1]["role"] == "assistant" and not messages[-1]["content"] and messages[1:]:
             messages = messages[:-1]
         try:
-            text = self._render(messages)
+            text = self._render(messages, tools)
         except Exception as error:
             # Templates raise errors of jinja's, or any that an expression in them may cause.
             raise PromptError(
@@ -211,10 +233,15 @@ class PromptEncoder:
         # The template writes the begin token itself, where the model wants one.
         return self._tokenize(text, add_special_tokens=False)
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         continues = messages[-1]["role"] == "assistant"
         return self._tokenizer.apply_chat_template(
             messages,
+            tools=None if tools is None else list(tools),
             tokenize=False,
             add_generation_prompt=not continues,
             continue_final_message=continues,
