@@ -12,6 +12,7 @@ from guided_smc.cli.check import check
 from guided_smc.cli.common import SETTINGS, State, say_error, show_traceback
 from guided_smc.cli.generate import generate
 from guided_smc.cli.models import models
+from guided_smc.cli.serve import serve
 from guided_smc.cli.sweep import sweep
 from guided_smc.cli.tune import tune
 from guided_smc.cli.view import view
@@ -30,6 +31,7 @@ def cli(context: click.Context) -> None:
       guided-smc generate prompts.jsonl --schema person.json -o out.jsonl
       guided-smc check --schema person.json --sample 3
       guided-smc models
+      guided-smc serve smollm2-135m
       guided-smc sweep prompts.txt --reward length:200
       guided-smc tune smollm2-135m --draft int8
       guided-smc view out.jsonl --open
@@ -41,6 +43,7 @@ def cli(context: click.Context) -> None:
 cli.add_command(check)
 cli.add_command(generate)
 cli.add_command(models)
+cli.add_command(serve)
 cli.add_command(sweep)
 cli.add_command(tune)
 cli.add_command(view)

@@ -1,0 +1,137 @@
+"""Errors as OpenAI's clients know them, and which of ours becomes which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guided_smc.errors import (
+    ConstraintError,
+    GuidedSMCError,
+    OptionError,
+    OutputError,
+    PotentialError,
+    PromptError,
+    UnsupportedConstraintError,
+)
+
+
+class ApiError(Exception):
+    """What a client is told instead of an answer.
+
+    Attributes:
+        status: Of HTTP.
+        message: What was wrong, where, and what to do.
+        type: OpenAI's kind of error.
+        param: The field of the request that is to blame.
+        code: For programs.
+        headers: Of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """In OpenAI's shape."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def overloaded(retry_after: int) -> ApiError:
+    """429: the queue is full."""
+    return ApiError(
+        429,
+        f"the server's queue is full; try again in {retry_after} s",
+        type="rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": str(retry_after)},
+    )
+
+
+def stopping() -> ApiError:
+    """503: the server was asked to stop."""
+    return ApiError(
+        503,
+        "the server is shutting down; try again",
+        type="server_error",
+        code="shutting_down",
+        headers={"Retry-After": "5"},
+    )
+
+
+def too_late(seconds: float) -> ApiError:
+    """504: the deadline has passed."""
+    return ApiError(
+        504,
+        f"the request took longer than {seconds:g} s; lower max_tokens, n or n_particles",
+        type="timeout_error",
+        code="deadline_exceeded",
+    )
+
+
+def too_slow() -> ApiError:
+    """What ends a stream that nobody reads."""
+    return ApiError(
+        408, "the client does not read its stream", type="timeout_error", code="slow_reader"
+    )
+
+
+def failed(request_id: str) -> ApiError:
+    """500: no fault of the client's; the log knows more."""
+    return ApiError(
+        500,
+        f"internal error; the server's log tells more under request id {request_id}",
+        type="server_error",
+        code="internal_error",
+    )
+
+
+def from_exception(error: BaseException, request_id: str) -> ApiError:
+    """What a client is told of an error; what it must not see is only in the log."""
+    if isinstance(error, ApiError):
+        return error
+    message = str(error)
+    if isinstance(error, UnsupportedConstraintError):
+        return ApiError(400, message, param="response_format", code="unsupported_constraint")
+    if isinstance(error, ConstraintError):
+        return ApiError(400, message, param="response_format", code="invalid_constraint")
+    if isinstance(error, PromptError):
+        long = "context of" in message or "model's context" in message
+        code = "context_length_exceeded" if long else "invalid_prompt"
+        return ApiError(400, message, param="max_tokens" if long else "messages", code=code)
+    if isinstance(error, OptionError):
+        return ApiError(400, message, code="invalid_value")
+    if isinstance(error, OutputError):
+        return ApiError(422, message, type="no_valid_output", code=error.finish_reason)
+    if isinstance(error, PotentialError):
+        return ApiError(
+            500,
+            f"{error.potential!r} failed; the server's log tells more under request id "
+            f"{request_id}",
+            type="server_error",
+            code="potential_failed",
+        )
+    if isinstance(error, GuidedSMCError):
+        return ApiError(500, message, type="server_error", code="model_failed")
+    return failed(request_id)

@@ -1,0 +1,58 @@
+"""What pydantic says of a request, as an error that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+
+from guided_smc.server.errors import ApiError
+
+_MOST = 5
+
+
+def refused(error: RequestValidationError) -> ApiError:
+    """400, with every field that is to blame."""
+    errors = error.errors()
+    for one in errors:
+        if one["type"] == "json_invalid":
+            why = one.get("ctx", {}).get("error", one["msg"])
+            return ApiError(400, f"the body is not JSON: {why}", code="invalid_json")
+    unknown = [e for e in errors if e["type"] == "extra_forbidden"]
+    if unknown:
+        paths = list(dict.fromkeys(_path(e["loc"], error.body) for e in unknown))
+        names = ", ".join(repr(path) for path in paths[:_MOST])
+        what = "the field {} is not supported" if len(paths) == 1 else "not supported: {}"
+        return ApiError(400, what.format(names), param=paths[0], code="unsupported_field")
+    said: dict[str, str] = {}
+    for one in errors:
+        path = _path(one["loc"], error.body)
+        said.setdefault(path, _message(one))
+    parts = [f"{path}: {message}" if path else message for path, message in said.items()]
+    code = "missing_field" if errors[0]["type"] == "missing" else "invalid_value"
+    return ApiError(400, "; ".join(parts[:_MOST]), param=next(iter(said), None) or None, code=code)
+
+
+def _message(one: dict[str, Any]) -> str:
+    message = str(one["msg"]).removeprefix("Value error, ")
+    if one["type"] in ("missing", "value_error"):
+        return message
+    given = repr(one.get("input"))
+    return f"{message}, got {given if len(given) <= 100 else given[:100] + '...'}"
+
+
+def _path(loc: Sequence[str | int], body: Any) -> str:
+    """Where in the body, without the names of alternatives that pydantic puts in between."""
+    path, node = "", body
+    steps = list(loc[1:])
+    for i, step in enumerate(steps):
+        if isinstance(node, dict) and step in node:
+            path += f".{step}" if path else str(step)
+            node = node[str(step)]
+        elif isinstance(node, list) and isinstance(step, int) and 0 <= step < len(node):
+            path += f"[{step}]"
+            node = node[step]
+        elif isinstance(node, dict) and i == len(steps) - 1:  # what is missing
+            path += f".{step}" if path else str(step)
+    return path
