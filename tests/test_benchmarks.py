@@ -336,3 +336,15 @@ def test_the_gpu_script_says_when_there_is_no_card(tmp_path):
     )
     assert done.returncode == 2
     assert "there is no CUDA card here" in done.stderr
+
+
+@pytest.mark.model
+def test_a_server_is_loaded_and_left_empty(tmp_path):
+    results, shown = run_quick("serving.py", tmp_path / "serving.json")
+    (speed,), (crowd,) = results["throughput"], results["crowd"]
+    assert speed["same_number_of_tokens"]
+    assert all(spread["median"] > 0 for spread in speed["tokens_per_second"].values())
+    assert sum(crowd["told"].values()) == crowd["requests"]
+    assert set(crowd["left_behind"].values()) == {0.0}
+    assert crowd["engine_failures"] == 0 and results["exit_code"] == 0
+    assert "at once" in shown
