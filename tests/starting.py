@@ -7,7 +7,6 @@ with an environment, a folder and streams of its own. It ends as a process does,
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import os
 import subprocess
@@ -62,10 +61,9 @@ def _main(words: Sequence[str], names: Sequence[str], folder: str, environment: 
         file = os.open(name, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
-    sys.stdin, sys.stdout, sys.stderr = (
-        io.TextIOWrapper(open(n, mode, closefd=False), encoding="utf-8", line_buffering=n == 2)
-        for n, mode in enumerate(("rb", "wb", "wb"))
-    )
+    sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", closefd=False)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
