@@ -110,12 +110,12 @@ def test_a_json_object_is_one(client, fields):
 @pytest.mark.parametrize(
     ("fields", "allowed"),
     [
-        ({"guided_choice": ["yes", "no", "eh"]}, {"yes", "no", "eh"}),
-        ({"structured_outputs": {"choice": ["yes", "no", "eh"]}}, {"yes", "no", "eh"}),
-        ({"guided_regex": "[ab]c"}, {"ac", "bc"}),
-        ({"structured_outputs": {"regex": "[ab]c"}}, {"ac", "bc"}),
-        ({"guided_grammar": 'start: "x" | "yy"'}, {"x", "yy"}),
-        ({"structured_outputs": {"grammar": 'start: "x" | "yy"'}}, {"x", "yy"}),
+        ({"guided_choice": ["yes", "no", "eh"]}, ["yes", "no", "eh"]),
+        ({"structured_outputs": {"choice": ["yes", "no", "eh"]}}, ["yes", "no", "eh"]),
+        ({"guided_regex": "[ab]c"}, ["ac", "bc"]),
+        ({"structured_outputs": {"regex": "[ab]c"}}, ["ac", "bc"]),
+        ({"guided_grammar": 'start: "x" | "yy"'}, ["x", "yy"]),
+        ({"structured_outputs": {"grammar": 'start: "x" | "yy"'}}, ["x", "yy"]),
     ],
     ids=str,
 )
