@@ -12,8 +12,7 @@ Besides, the K/V that N particles hold behind a long prompt, as the session itse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,22 +72,11 @@ def main(quick: bool, repeats: int, out: Path | None) -> None:
     )
 
 
-@contextmanager
-def in_place_from(tokens: int) -> Iterator[None]:
-    """Another threshold for a while."""
-    before = particles.IN_PLACE
-    particles.IN_PLACE = tokens
-    try:
-        yield
-    finally:
-        particles.IN_PLACE = before
-
-
 def begin(lm: guided_smc.LM, way: str, rows: int, prompt: int, tail: int) -> ParticleSession:
     """Rows with a prompt and tails."""
     session: ParticleSession = lm.model.start_session()
-    with in_place_from(WAYS[way]):
-        session.prefill([[100 + i % 500 for i in range(prompt)]], [rows])
+    session.in_place_from = WAYS[way]
+    session.prefill([[100 + i % 500 for i in range(prompt)]], [rows])
     tokens = torch.randint(100, 600, (rows, tail), generator=torch.Generator().manual_seed(0))
     session.extend(tokens, torch.full((rows,), tail), last_only=True)
     return session

@@ -26,7 +26,7 @@ from tasks import TASKS, Task
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import guided_smc
-from guided_smc.engine import Engine
+from guided_smc.proposing import Phases
 
 PHASES = ("prefill", "draft", "mask", "verify", "potentials", "resample")
 PREFILL_PASS, DECODE_PASS, OUTSIDE = "prefill pass", "decode pass", "outside"
@@ -190,18 +190,18 @@ def account_of(wall: float, runs: list[Run]) -> dict[str, Any]:
 @contextmanager
 def phases_as_ranges() -> Iterator[None]:
     """Make the engine's phases ranges of the profiler."""
-    timed = Engine._timed
+    timed = Phases.timed
 
     @contextmanager
-    def ranged(self: Engine, phase: str) -> Iterator[None]:
+    def ranged(self: Phases, phase: str) -> Iterator[None]:
         with timed(self, phase), record_function(phase):
             yield
 
-    Engine._timed = ranged  # type: ignore[method-assign]
+    Phases.timed = ranged  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Engine._timed = timed  # type: ignore[method-assign]
+        Phases.timed = timed  # type: ignore[method-assign]
 
 
 def operators_of(case: Callable[[], Run]) -> dict[str, Any]:

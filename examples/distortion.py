@@ -37,15 +37,15 @@ def main() -> None:
     # One particle without its weight is token masking.
     masked = Counter(
         lm.generate("", output_type=constraint, n_particles=1, seed=s, max_tokens=4).text
-        for s in range(400)
+        for s in range(100)
     )
     smc = Counter(
-        lm.generate("", output_type=constraint, n_particles=128, seed=s, max_tokens=4).text
-        for s in range(400)
+        lm.generate("", output_type=constraint, n_particles=64, seed=s, max_tokens=4).text
+        for s in range(100)
     )
-    table = Table("text", "posterior", "token masking", "SMC, 128 particles")
+    table = Table("text", "posterior", "token masking", "SMC, 64 particles")
     for text, p in exact.items():
-        table.add_row(text, f"{p:.2f}", f"{masked[text] / 400:.2f}", f"{smc[text] / 400:.2f}")
+        table.add_row(text, f"{p:.2f}", f"{masked[text] / 100:.2f}", f"{smc[text] / 100:.2f}")
     Console().print(table)
 
 

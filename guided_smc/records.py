@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from guided_smc.options import Options
 from guided_smc.results import Particle, Result, Step, plain_texts
-from guided_smc.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # the command's help imports this, and no NumPy
+    from guided_smc.options import Options
+    from guided_smc.vocabulary import Vocabulary
 
 _DECIMALS = 6
 """Of a token's log-probabilities, which models compute in 32 bits at best."""

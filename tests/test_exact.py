@@ -41,6 +41,7 @@ from guided_smc.models.table import TableModel
 from guided_smc.population import Population
 from guided_smc.proposing import Proposer
 from guided_smc.resampling import SCHEMES
+from guided_smc.sampling import unpack_bitmask
 from guided_smc.vocabulary import Vocabulary
 
 
@@ -476,16 +477,17 @@ class RenormalisesTheTarget(Engine):
             self.log_z = np.zeros(len(rows))
             return super().propose(running, rows, block_sizes, errors)
 
-        def _mask(self, rows, active, errors):
-            mask = super()._mask(rows, active, errors)
+        def bitmask(self, rows, active, errors):
+            bits = super().bitmask(rows, active, errors)
+            mask = unpack_bitmask(bits, len(self.vocabulary))
             for r, (g, s) in enumerate(rows):
                 if active[r]:
-                    p = self._running[g]
+                    p = self.running[g]
                     text = p.tokens[s, 1 : 1 + p.length[s]]
                     row = self.target.probabilities((*p.request.prompt_ids, *text))
                     kept = row[mask[r].numpy()].sum()
                     self.log_z[r] += np.log(kept) if kept > 0 else 0.0
-            return mask
+            return bits
 
     def _settle(self, population, slots, block, mine, block_size):
         block.log_p[mine] -= self._proposer.log_z[mine]
@@ -512,7 +514,7 @@ class CountsBehindTheEnd(Engine):
             super()._take(rows, block, active, scores, mask, uniforms, errors, draft=draft)
             for r in np.flatnonzero(block.ended & active) if draft else ():
                 g, s = rows[r]
-                p = self._running[g]
+                p = self.running[g]
                 text = (*p.request.prompt_ids, *p.tokens[s, 1 : 1 + p.length[s]], 4)
                 token = int(self.draft.probabilities(text).argmax())
                 block.log_p[r] += np.log(self.target.probabilities(text)[token])
@@ -526,7 +528,7 @@ class SharesTheFirstToken(Engine):
         def _take(self, rows, block, active, scores, mask, uniforms, errors, *, draft):
             uniforms = uniforms.copy()
             for r, (g, _) in enumerate(rows):
-                p = self._running[g]
+                p = self.running[g]
                 if not p.steps and block.count[r] == 0:
                     uniforms[r] = uniforms[min(q for q, row in enumerate(rows) if row[0] == g)]
             super()._take(rows, block, active, scores, mask, uniforms, errors, draft=draft)

@@ -38,7 +38,7 @@ def test_the_commands_run_in_order(tmp_path):
     shell = [code for kind, code in BLOCKS if kind == "sh"]
     setup = [code for code in shell if "pip install" in code or "make " in code]
     commands = [code for code in shell if code not in setup]
-    assert len(setup) == 2
+    assert len(setup) == 3
     out = run(["bash", "-euc", "\n".join(commands)], tmp_path)
     assert out.count('"finish_reason"') == 4
     for kind, shown in BLOCKS:

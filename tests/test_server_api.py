@@ -49,7 +49,7 @@ def refused(response, status, *, param=None, code=None, said=None):
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     if param is not None:
-        assert error["param"] == param
+        assert error["param"] == param, error
     if code is not None:
         assert error["code"] == code
     if said is not None:
@@ -441,7 +441,7 @@ def test_a_field_that_changes_nothing_may_be_sent(client):
 def test_what_cannot_work_is_refused_with_the_field_and_the_reason(client, fields, param, said):
     error = refused(chat(client, **fields), 400, said=said)
     if param is not None:
-        assert error["param"] == param
+        assert error["param"] == param, error
 
 
 BOMBS = {

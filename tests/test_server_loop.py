@@ -67,7 +67,7 @@ def loop():
 
 
 def rows_of(loop):
-    return len(loop.engines[-1]._target_session.rows)
+    return len(loop.engines[-1]._sessions.target.rows)
 
 
 def wait_until(what):

@@ -141,11 +141,13 @@ class Server:
             )
         try:
             body.model_dump_json()
-        except ValueError:
-            raise ApiError(
-                400, "the request holds half of a surrogate pair, which is no text",
-                code="invalid_value",
-            ) from None  # fmt: skip
+        except ValueError as error:
+            # A schema that is nested too deeply cannot be written either: it is told by its name.
+            if "surrogate" in str(error):
+                raise ApiError(
+                    400, "the request holds half of a surrogate pair, which is no text",
+                    code="invalid_value",
+                ) from None  # fmt: skip
         try:
             prepared = await asyncio.wait_for(self._prepare(body), seconds)
         except asyncio.TimeoutError:
