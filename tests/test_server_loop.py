@@ -220,7 +220,7 @@ def test_a_failing_request_does_not_hurt_its_neighbours(loop):
 def test_a_step_that_breaks_down_costs_what_runs_and_the_loop_goes_on(loop):
     gate = threading.Event()
     _, running = occupied(loop, gate)
-    loop.engines[-1]._target_session.extend = None
+    loop.engines[-1]._sessions.target.extend = None
     gate.set()
     assert running.finished.wait(20)
     assert isinstance(running.outcome, RuntimeError)
@@ -309,7 +309,7 @@ def test_a_cancelled_group_gives_its_pages_back_and_leaves_the_others_alone():
     def run(with_neighbours):
         model = TransformersModel(hf, vocabulary, name="tiny")
         engine = Engine(model)
-        table = engine._target_session.table
+        table = engine._sessions.target.table
 
         def add(index, prompt, tokens):
             engine.add(
