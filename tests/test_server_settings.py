@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from guided_smc.engine import Engine
 from guided_smc.results import ResultEvent, Step, StepEvent
 from guided_smc.server import Settings
 from guided_smc.server.protocol import Smc
-from guided_smc.server.serving import load_rewards
+from guided_smc.server.serving import load_rewards, serve
 from guided_smc.server.settings import read_settings
 from guided_smc.server.streaming import decided
 
@@ -173,3 +174,10 @@ def test_what_was_decided_is_never_taken_back(block_size, islands):
                     assert event.result.text.startswith(sent)
                     sent_early += bool(sent)
     assert sent_early > 1
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OptionError, match=f"cannot listen at 127.0.0.1:{port}: .*another"):
+            serve(Settings(model="./no such model", port=port))

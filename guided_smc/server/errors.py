@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from guided_smc.errors import (
@@ -12,6 +13,14 @@ from guided_smc.errors import (
     PotentialError,
     PromptError,
     UnsupportedConstraintError,
+)
+
+_FIELDS = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "logit_bias", "n"),
+)
+_OF_SMC = (
+    *("n_particles", "block_size", "ess_threshold", "resampling", "power", "method", "target_ess"),
+    *("min_particles", "max_particles", "islands", "draft_temperature", "max_restarts", "beta"),
 )
 
 
@@ -107,6 +116,15 @@ def failed(request_id: str) -> ApiError:
     )
 
 
+def _blamed(message: str) -> str | None:
+    """The field of a request that an error of an option begins with, if it does."""
+    found = re.match(r"[a-z_]+\b", message)
+    name = found[0] if found else ""
+    if name in _FIELDS:
+        return name
+    return f"smc.{name}" if name in _OF_SMC else None
+
+
 def from_exception(error: BaseException, request_id: str) -> ApiError:
     """What a client is told of an error; what it must not see is only in the log."""
     if isinstance(error, ApiError):
@@ -121,7 +139,7 @@ def from_exception(error: BaseException, request_id: str) -> ApiError:
         code = "context_length_exceeded" if long else "invalid_prompt"
         return ApiError(400, message, param="max_tokens" if long else "messages", code=code)
     if isinstance(error, OptionError):
-        return ApiError(400, message, code="invalid_value")
+        return ApiError(400, message, param=_blamed(message), code="invalid_value")
     if isinstance(error, OutputError):
         return ApiError(422, message, type="no_valid_output", code=error.finish_reason)
     if isinstance(error, PotentialError):

@@ -40,12 +40,15 @@ def serve(settings: Settings) -> None:
     seconds to finish. A second SIGINT ends it at once.
 
     Raises:
-        OptionError: A reward cannot be had.
+        OptionError: A reward cannot be had, or the port is taken.
         ModelError: The model cannot be loaded.
     """
     set_up(settings.log_level)
     sys.setswitchinterval(_SWITCH_S)
+    # First: that a port is taken is not told after minutes of loading.
+    listener = bind(settings.host, settings.port)
     rewards = load_rewards(settings.rewards)
+    log.info("loading", extra={"model": settings.model})
     lm = load(
         settings.model,
         draft=settings.draft,
@@ -57,7 +60,27 @@ def serve(settings: Settings) -> None:
     if settings.host not in _LOOPBACK and not settings.api_keys:
         log.warning("anybody who reaches %s can use the server: no API key is set", settings.host)
     app = create_app(lm, settings, rewards)
-    _Uvicorn(uvicorn_config(app, settings), app.state.server).run()
+    _Uvicorn(uvicorn_config(app, settings), app.state.server).run(sockets=[listener])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at this address, which does not listen yet.
+
+    Raises:
+        OptionError: It cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise OptionError(
+            f"cannot listen at {host}:{port}: {error.strerror or error}; give another host or port"
+        ) from None
+    return listener
 
 
 def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
