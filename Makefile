@@ -53,7 +53,6 @@ bench: $(VENV)/.dev $(VENV)/.model  ## speed and quality beside other libraries
 	$(BIN)/python benchmarks/profile_step.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/serving.py
-	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python tests/conformance.py --output benchmarks/results/conformance-cpu.json
 
 # Needs Node; what it builds is committed, so that nobody else does.
