@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from guided_smc.engine import Engine
+from guided_smc.models.pages import PAGE
+from guided_smc.models.particles import IN_PLACE
 from guided_smc.population import Request
 from guided_smc.results import ErrorEvent, Result, ResultEvent, StepEvent
 from guided_smc.server.errors import ApiError, overloaded, stopping, too_late
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("guided_smc.server")
 
-PAGE = 16  # tokens, as in the cache
-_IN_PLACE = 1024  # prompt tokens, times rows, from which on a prompt is in no row's window
 _LONGEST_RETRY_S = 60
 _IDLE_S = 1.0
 
@@ -80,7 +80,7 @@ class Job:
     @property
     def columns(self) -> int:
         """Most tokens of a row's window: of an answer, and of a prompt short for its rows."""
-        prompt = min(len(self.request.prompt_ids), _IN_PLACE // self.rows)
+        prompt = min(len(self.request.prompt_ids), IN_PLACE // self.rows)
         return self.request.options.max_tokens + prompt
 
     @property

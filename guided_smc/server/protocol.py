@@ -248,13 +248,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Common(Strict):
-    """What both endpoints take."""
+class Asked(Strict):
+    """What every endpoint takes that makes texts."""
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = _NEUTRAL
-
-    model: str
-    n: int = Field(1, ge=1)
     seed: int | None = Field(None, ge=0, lt=2**63)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -263,9 +259,6 @@ class Common(Strict):
     max_tokens: int | None = Field(None, gt=0)
     stop: str | list[str] | None = None
     logit_bias: dict[str, float] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="Goes into the server's log.")
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -275,9 +268,7 @@ class Common(Strict):
     smc: Smc | None = None
 
     @model_validator(mode="after")
-    def _common_agrees(self) -> Common:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: true")
+    def _stops_are_some(self) -> Asked:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > _MOST_STOPS or not all(stops):
             raise ValueError(f"stop: at most {_MOST_STOPS} strings, none of them empty")
@@ -287,6 +278,24 @@ class Common(Strict):
     def smc_options(self) -> Smc:
         """What was said of particles."""
         return self.smc or Smc.model_validate({})
+
+
+class Common(Asked):
+    """What both of OpenAI's endpoints take."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = _NEUTRAL
+
+    model: str
+    n: int = Field(1, ge=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="Goes into the server's log.")
+
+    @model_validator(mode="after")
+    def _stream_agrees(self) -> Common:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
 
 
 class ChatRequest(Common):
@@ -329,35 +338,15 @@ class CompletionRequest(Common):
     logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
 
 
-class RunRequest(Strict):
+class RunRequest(Asked):
     """`POST /smc/run`: one answer, with all that the particles did."""
 
     model: str | None = None
     messages: list[Message] | None = None
     prompt: str | None = None
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    max_tokens: int | None = Field(None, gt=0)
-    stop: str | list[str] | None = None
-    logit_bias: dict[str, float] | None = None
-    response_format: ResponseFormat | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_grammar: str | None = None
-    guided_choice: list[str] | None = None
-    structured_outputs: StructuredOutputs | None = None
-    smc: Smc | None = None
 
     @model_validator(mode="after")
     def _one_prompt(self) -> RunRequest:
         if (self.messages is None) == (self.prompt is None):
             raise ValueError("needs either messages or prompt")
         return self
-
-    @property
-    def smc_options(self) -> Smc:
-        """What was said of particles."""
-        return self.smc or Smc.model_validate({})
