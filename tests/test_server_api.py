@@ -359,6 +359,7 @@ def test_a_run_tells_every_step_and_the_record_of_the_command_line(client):
 def test_a_run_that_fails_ends_with_an_error(client):
     sent = {"prompt": "ab", "guided_regex": "[ab]{3}", "logit_bias": {"300": 1}}
     refused(client.post("/smc/run", json=sent), 400, said="no token 300")
+    refused(client.post("/smc/run", json={"prompt": "ab", "stop": [""]}), 400, said="none of them")
 
 
 # -- what is refused -------------------------------------------------------------------------------
