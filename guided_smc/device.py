@@ -5,6 +5,9 @@ launches. What it has to know beforehand is how many tokens each row will be fed
 that goes on has all of its K, and of one that ends within its block nothing is read later. So every
 row is fed K tokens, wherever it ends.
 
+A block is launched before the host tells of the one in front of it: records, texts and events are
+made while the device is busy.
+
 Masks of finite automata are made on the device (`kernels.DeviceAutomaton`). Others are made by the
 host, a drafted token at a time: it reads the token just drawn, and makes the next mask while the
 model reads that token too. Where tokens have to be tested one by one, a row's draw is made by the
@@ -18,8 +21,8 @@ draw: so a prompt's draws do not depend on who shares its batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,6 +45,8 @@ class DeviceProposer:
         graphs: Whether passes and draws are recorded as CUDA graphs.
     """
 
+    ahead = True
+
     def __init__(self, host: Proposer, device: torch.device, *, graphs: bool) -> None:
         self.host = host
         self.device = device
@@ -49,21 +54,32 @@ class DeviceProposer:
         self.captured = CapturedPasses(host, device) if graphs else None
         self._tables = Tables(host, device)
 
-    def propose(
+    def start(
         self,
         running: Sequence[Population[Any]],
         rows: Rows,
         block_sizes: list[int],
         errors: dict[int, Exception],
-    ) -> Block:
-        """As `Proposer.propose`."""
+    ) -> Callable[[], Block]:
+        """As `Proposer.start`: what can be launched without waiting for the device is."""
         where = self._refusal(running, rows)
         if where is not None:
             for population in running:
                 count_step(population, f"host: {where}")
-            return self.host.propose(running, rows, block_sizes, errors)
+            return self.host.start(running, rows, block_sizes, errors)
+        block = self._propose(running, rows, block_sizes, errors)
         with torch.inference_mode():
-            return self._propose(running, rows, block_sizes, errors)
+            next(block)
+
+        def complete() -> Block:
+            with torch.inference_mode():
+                while True:
+                    try:
+                        next(block)
+                    except StopIteration as done:
+                        return cast(Block, done.value)
+
+        return complete
 
     def _refusal(self, running: Sequence[Population[Any]], rows: Rows) -> str | None:
         """Why the tokens of this block must be drawn by the host; None if they need not."""
@@ -91,7 +107,8 @@ class DeviceProposer:
         rows: Rows,
         block_sizes: list[int],
         errors: dict[int, Exception],
-    ) -> Block:
+    ) -> Generator[None, None, Block]:
+        """The block; stops wherever the host would wait for the device next."""
         host, timed = self.host, self.host.phases.timed
         host.begin(running)
         wanted = np.array([block_sizes[g] for g, _ in rows], dtype=np.int64)
@@ -116,6 +133,8 @@ class DeviceProposer:
         for k in range(n_drafts):
             with timed("draft"):
                 logits = passes.draft(k)
+            if by_host and k:
+                yield
             with timed("mask"):
                 if tables is not None:
                     state.bitmask.copy_(tables.masks(state.state, state.left))
@@ -132,6 +151,8 @@ class DeviceProposer:
                 state.peek()
         with timed("verify"):
             logits = passes.target()
+        if by_host and n_drafts:
+            yield
         with timed("mask"):
             if tables is not None:
                 state.bitmask.copy_(tables.masks(state.state, state.left))
@@ -141,6 +162,7 @@ class DeviceProposer:
                 state.allow(asked.bitmask(np.ones(len(rows), dtype=bool)))
         with timed("verify"):
             self._verify(passes, rows, logits, masked=masked, cut=cut)
+        yield
         if n_drafts and not by_host:
             with timed("mask"):  # while the target reads what is booked here
                 self._book(rows, block, *state.peeked(len(rows)), errors)

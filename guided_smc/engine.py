@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -31,9 +31,9 @@ from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.models.base import LanguageModel, LimitedSession
 from guided_smc.options import StepOn
 from guided_smc.outcome import result
-from guided_smc.population import Population, Request, Status
-from guided_smc.proposing import Block, Phases, Proposer, Sessions
-from guided_smc.results import ErrorEvent, Event, ResultEvent, Step, StepEvent
+from guided_smc.population import Closed, Population, Request, Status
+from guided_smc.proposing import Block, Phases, Proposer, Rows, Sessions
+from guided_smc.results import ErrorEvent, Event, ResultEvent, StepEvent
 
 if TYPE_CHECKING:
     from guided_smc.device import DeviceProposer
@@ -84,6 +84,8 @@ class Engine:
             self._proposer = DeviceProposer(host, device, graphs=step_on == "graphs")
         self._waiting: deque[Population[Any]] = deque()
         self._running: list[Population[Any]] = []
+        self._flight: _Flight | None = None
+        self._dropped: set[int] = set()  # of those that the flight is for
 
     def add(self, request: Request[Any]) -> None:
         """Queue a request.
@@ -107,8 +109,11 @@ class Engine:
             if population.request.index == index:
                 self._waiting.remove(population)
                 return True
-        if all(p.request.index != index for p in self._running):
+        if all(p.request.index != index for p in self._present):
             return False
+        if self._flight is not None:
+            self._dropped.add(index)  # its rows are in a block that has begun
+            return True
         keep = [p.request.index != index for p in self._running for _ in p.live]
         self._running = [p for p in self._running if p.request.index != index]
         for session in self._sessions.with_rows:
@@ -118,12 +123,17 @@ class Engine:
     @property
     def rows(self) -> int:
         """Particles whose keys and values are kept now."""
-        return sum(len(p.live) for p in self._running)
+        return sum(len(p.live) for p in self._present)
 
     @property
     def busy(self) -> bool:
         """Whether anything runs or waits."""
-        return bool(self._running or self._waiting)
+        return bool(self._present or self._waiting)
+
+    @property
+    def _present(self) -> list[Population[Any]]:
+        """Those that run and were not dropped."""
+        return [p for p in self._running if p.request.index not in self._dropped]
 
     @property
     def records(self) -> bool:
@@ -135,18 +145,23 @@ class Engine:
         """Particles that could join now, those waiting counted in."""
         return self.max_rows - sum(p.capacity for p in (*self._running, *self._waiting))
 
-    def step(self) -> Iterator[Event[Any]]:
-        """One step for every running prompt; yields a StepEvent for each and those that end."""
-        self._phases.take()
-        self._admit()
-        running = self._running
-        rows = [(g, int(s)) for g, p in enumerate(running) for s in p.live]
-        block_sizes = [p.block_size() for p in running]
-        errors: dict[int, Exception] = {}
-        block = self._proposer.propose(running, rows, block_sizes, errors)
+    @property
+    def wants(self) -> bool:
+        """Whether there is use for another request now: its particles may fit, or the next block
+        begins before anybody could be asked again, and nobody waits to be in it.
+        """
+        return self.free_rows > 0 or (self._proposer.ahead and not self._waiting)
 
-        events: list[Event[Any]] = []
-        steps: dict[int, Step] = {}
+    def step(self) -> Iterator[Event[Any]]:
+        """One step for every running prompt; yields a StepEvent for each and those that end.
+
+        Where blocks are drawn on a device, the next one begins there before this one is told of:
+        records, texts and results are then made while the device works, and so does whoever
+        consumes the events. A request that arrives meanwhile is in the block after the next.
+        """
+        flight, self._flight = self._flight or self._launch(), None
+        block, running, errors = flight.complete(), flight.running, flight.errors
+        reports: list[_Report] = []
         stay: list[Population[Any]] = []
         index: list[int] = []  # the rows that go on, each by the row of its ancestor
         first = 0
@@ -155,31 +170,62 @@ class Engine:
             row_of = {int(s): first + i for i, s in enumerate(slots)}
             mine = slice(first, first + len(slots))
             first += len(slots)
-            if g not in errors:
-                try:
-                    steps[g] = self._settle(population, slots, block, mine, block_sizes[g])
-                except GuidedSMCError as error:
-                    errors[g] = error
-            if g in errors:
-                events.append(ErrorEvent(population.request.index, errors[g]))
+            if population.request.index in self._dropped:
                 continue
-            step = steps[g]
-            events.append(StepEvent(population.request.index, step, population.texts()))
-            if len(population.live):
+            report = _Report(population, block, mine, slots, error=errors.get(g))
+            reports.append(report)
+            if report.error is None:
+                size = flight.block_sizes[g]
+                try:
+                    report.closed = self._settle(population, slots, block, mine, size)
+                except GuidedSMCError as error:
+                    report.error = error
+            if report.closed is not None and len(population.live):
                 stay.append(population)
-                index += [row_of[step.ancestors[s]] for s in population.live]
-            elif population.all_dead and population.may_restart():
-                self._waiting.appendleft(population)
-            else:
-                events.append(ResultEvent(population.request.index, result(population)))
+                sources = report.closed.ancestors[population.live]
+                index += [row_of[s] for s in sources.tolist()]
+        self._dropped.clear()
         self._running = stay
         with self._phases.timed("resample"):
-            if index != list(range(len(rows))):
+            if index != list(range(len(flight.rows))):
                 for session in self._sessions.with_rows:
                     session.reorder(torch.tensor(index, dtype=torch.int64))
-        shares = np.bincount([g for g, _ in rows], minlength=len(running)) / max(len(rows), 1)
-        self._book(running, shares, steps)
-        yield from events
+        shares = np.bincount([g for g, _ in flight.rows], minlength=len(running))
+        seconds = self._book(running, shares / max(len(flight.rows), 1))
+        for report in reports:
+            report.seconds = seconds[id(report.population)]
+            if report.closed is not None and not len(report.population.live):
+                report.record()  # before it starts again
+                if report.population.all_dead and report.population.may_restart():
+                    self._waiting.appendleft(report.population)
+                else:
+                    report.ends = True
+        if self._proposer.ahead and self.busy:
+            self._flight = self._launch_or_fail_later()
+        for report in reports:
+            yield from report.events()
+
+    def _launch(self) -> _Flight:
+        """Begin a block, after those who fit have joined."""
+        self._admit()
+        running = self._running
+        rows = [(g, int(s)) for g, p in enumerate(running) for s in p.live]
+        block_sizes = [p.block_size() for p in running]
+        errors: dict[int, Exception] = {}
+        complete = self._proposer.start(running, rows, block_sizes, errors)
+        return _Flight(running, rows, block_sizes, errors, complete)
+
+    def _launch_or_fail_later(self) -> _Flight:
+        """The same; an error is raised by the next step, so that it hides nothing of this one."""
+        try:
+            return self._launch()
+        except Exception as error:
+            failure = error
+
+        def fail() -> Block:
+            raise failure
+
+        return _Flight(self._running, [], [], {}, fail)
 
     # -- joining ---------------------------------------------------------------------------------
 
@@ -225,7 +271,7 @@ class Engine:
         block: Block,
         mine: slice,
         block_size: int,
-    ) -> Step:
+    ) -> Closed:
         """Weigh, end, score and resample one prompt's particles."""
         ended, dead = block.ended[mine], block.dead[mine]
         population.usage.particle_tokens += int(block.count[mine].sum())
@@ -254,30 +300,91 @@ class Engine:
         with self._phases.timed("potentials"):
             population.score(slots)
         with self._phases.timed("resample"):
-            return population.finish_step(
-                block_size=block_size,
-                live=len(slots),
-                drawn=block.drawn(mine, slots, population.n),
-            )
+            return population.close_step(block_size=block_size, live=len(slots))
 
     # -- accounting ------------------------------------------------------------------------------
 
     def _book(
-        self,
-        populations: Sequence[Population[Any]],
-        shares: np.ndarray,
-        steps: Mapping[int, Step] = MappingProxyType({}),
-    ) -> None:
-        """Book the seconds since the last booking to prompts by their shares of the work, and to
-        the step that each has made.
+        self, populations: Sequence[Population[Any]], shares: np.ndarray
+    ) -> dict[int, dict[str, float]]:
+        """Book the seconds since the last booking to prompts by their shares of the work.
+
+        Returns:
+            What each was booked, by phase; prompts by identity.
         """
         taken = self._phases.take()
-        for g, (population, share) in enumerate(zip(populations, shares.tolist(), strict=True)):
-            booked = population.usage.seconds
-            for phase, seconds in taken.items():
-                booked[phase] = booked.get(phase, 0.0) + seconds * share
-                if g in steps:
-                    steps[g].seconds[phase] = seconds * share
+        booked: dict[int, dict[str, float]] = {}
+        for population, share in zip(populations, shares.tolist(), strict=True):
+            mine = booked[id(population)] = {p: seconds * share for p, seconds in taken.items()}
+            for phase, seconds in mine.items():
+                total = population.usage.seconds
+                total[phase] = total.get(phase, 0.0) + seconds
+        return booked
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A block that has begun.
+
+    Attributes:
+        running: The prompts that it is for.
+        rows: The particles that grow, in the order of the sessions' rows.
+        block_sizes: K of each prompt.
+        errors: By number of the prompt.
+        complete: Finishes the block.
+    """
+
+    running: Sequence[Population[Any]]
+    rows: Rows
+    block_sizes: list[int]
+    errors: dict[int, Exception]
+    complete: Callable[[], Block]
+
+
+@dataclass
+class _Report:
+    """What a step has to tell of one prompt.
+
+    Attributes:
+        population: Its particles.
+        block: What was drawn.
+        mine: Their rows of it.
+        slots: int64 `[rows]`, their slots.
+        closed: The step, unless there was an error.
+        error: What it ends with.
+        seconds: Its share of the step's time.
+        ends: Whether the prompt is done.
+    """
+
+    population: Population[Any]
+    block: Block
+    mine: slice
+    slots: np.ndarray
+    closed: Closed | None = None
+    error: Exception | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    ends: bool = False
+    _recorded: StepEvent | None = None
+
+    def record(self) -> StepEvent:
+        """The event of the step, whose record enters the prompt's; made once."""
+        if self._recorded is None:
+            assert self.closed is not None
+            drawn = self.block.drawn(self.mine, self.slots, len(self.closed.log_w))
+            step = self.population.record(self.closed, drawn, self.seconds)
+            texts = self.population.texts()
+            self._recorded = StepEvent(self.population.request.index, step, texts)
+        return self._recorded
+
+    def events(self) -> Iterator[Event[Any]]:
+        """All there is to tell."""
+        index = self.population.request.index
+        if self.error is not None:
+            yield ErrorEvent(index, self.error)
+            return
+        yield self.record()
+        if self.ends:
+            yield ResultEvent(index, result(self.population))
 
 
 class Kept:
@@ -320,7 +427,7 @@ def run(
     pending = iter(requests)
     ended = False
     while True:
-        while not ended and engine.free_rows > 0:
+        while not ended and engine.wants:
             try:
                 request = next(pending)
             except StopIteration:

@@ -117,6 +117,28 @@ class Request(Generic[T]):
         return self.options.seed
 
 
+@dataclass(frozen=True)
+class Closed:
+    """A step that is done, as long as it has not been recorded: see `Step`.
+
+    Attributes:
+        log_w: float64 `[N]`, before resampling, as the islands' evidence makes them comparable.
+        ancestors: int64 `[N']`.
+        status: int8 `[N]`, before resampling.
+    """
+
+    block_size: int
+    live: int
+    ess: float
+    log_evidence: float
+    log_w: np.ndarray
+    resampled: bool
+    ancestors: np.ndarray
+    status: np.ndarray
+    log_potentials: dict[str, tuple[float, ...]]
+    rewards: dict[str, tuple[float | None, ...]]
+
+
 class Population(Generic[T]):
     """N weighted particles.
 
@@ -335,46 +357,65 @@ class Population(Generic[T]):
         self.status[slot] = status
         self.cut_short = self.cut_short or status == Status.DEAD_AT_CAP
 
-    def finish_step(self, *, block_size: int, live: int, drawn: Mapping[str, Any]) -> Step:
+    def close_step(self, *, block_size: int, live: int) -> Closed:
         """Close a step: ESS, and in each island resampling if its ESS is low and particles are
         left there that grow.
 
         Args:
             block_size: K.
             live: Particles that grew.
-            drawn: The fields of the record that tell what they drew.
 
         Particles are resampled by weights in which the scores of finished texts are tempered like
         those of the others; what these leave out, each keeps as its weight.
         """
         log_w = self.comparable_log_w
-        log_weights = tuple(log_w.tolist())
-        weights = normalise(log_w)
         held = self._held_back()
-        ess = effective_sample_size(normalise(log_w + held))
-        status = tuple(_NAMES[s] for s in self.status.tolist())
+        status = self.status.copy()
         log_potentials, rewards = self.scores.told(self.names)
         log_evidence = self.total_log_evidence
+        ess = effective_sample_size(normalise(log_w + held))
         ancestors = self._ancestors(held)
         if ancestors is not None:
-            self.luck -= np.bincount(self.family, weights, len(self.luck))
+            self.luck -= np.bincount(self.family, normalise(log_w), len(self.luck))
             self._follow(ancestors)
             weights = normalise(self.comparable_log_w)
             self.luck += np.bincount(self.family, weights, len(self.luck))
             self.usage.resamplings += 1
-        step = Step(
-            index=len(self.steps),
-            start=self.restarts,
+        return Closed(
             block_size=block_size,
             live=live,
             ess=ess,
             log_evidence=log_evidence,
-            log_weights=log_weights,
+            log_w=log_w,
             resampled=ancestors is not None,
-            ancestors=tuple(range(self.n) if ancestors is None else ancestors.tolist()),
+            ancestors=np.arange(self.n) if ancestors is None else ancestors,
             status=status,
             log_potentials=log_potentials,
             rewards=rewards,
+        )
+
+    def record(self, closed: Closed, drawn: Mapping[str, Any], seconds: dict[str, float]) -> Step:
+        """Enter a step into the record, before the prompt starts again or ends.
+
+        Args:
+            closed: The step.
+            drawn: The fields of the record that tell what was drawn.
+            seconds: Its time, by phase.
+        """
+        step = Step(
+            index=len(self.steps),
+            start=self.restarts,
+            block_size=closed.block_size,
+            live=closed.live,
+            ess=closed.ess,
+            log_evidence=closed.log_evidence,
+            log_weights=tuple(closed.log_w.tolist()),
+            resampled=closed.resampled,
+            ancestors=tuple(closed.ancestors.tolist()),
+            status=tuple(_NAMES[s] for s in closed.status.tolist()),
+            log_potentials=closed.log_potentials,
+            rewards=closed.rewards,
+            seconds=seconds,
             **drawn,
         )
         self.steps.append(step)

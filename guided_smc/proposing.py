@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,19 @@ class Proposer:
         self._padding = None if bool(real.all()) else ~real
         self._padding_on: dict[torch.device, torch.Tensor] = {}
         self.running: Sequence[Population[Any]] = ()
+
+    ahead = False
+    """Whether it is of use to start a block before the one in front of it is told of."""
+
+    def start(
+        self,
+        running: Sequence[Population[Any]],
+        rows: Rows,
+        block_sizes: list[int],
+        errors: dict[int, Exception],
+    ) -> Callable[[], Block]:
+        """Begin what `propose` does; what is returned completes it."""
+        return partial(self.propose, running, rows, block_sizes, errors)
 
     def propose(
         self,

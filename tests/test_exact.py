@@ -571,7 +571,7 @@ def test_survivors_of_a_resampling_keep_their_slots():
     population.tokens[:, 1] = [0, 1, 2, 3]
     population.length[:] = 1
     population.log_w[:] = [-np.inf, 0.0, 0.0, -np.inf]
-    step = population.finish_step(block_size=0, live=4, drawn={})
+    step = population.close_step(block_size=0, live=4)
     assert step.resampled
-    assert step.ancestors == (1, 1, 2, 2)
+    assert step.ancestors.tolist() == [1, 1, 2, 2]
     assert population.tokens[:, 1].tolist() == [1, 1, 2, 2]

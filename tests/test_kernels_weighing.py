@@ -63,7 +63,7 @@ def test_weights_ancestors_ess_and_evidence_are_those_of_a_population(n, held, s
     for group in range(8):
         p = population(case, group)
         before = float(p.log_evidence[0])
-        step = p.finish_step(block_size=0, live=n, drawn={})
+        step = p.close_step(block_size=0, live=n)
         assert ancestors[group].tolist() == list(step.ancestors)
         assert bool(resampled[group]) == step.resampled
         assert log_w[group].numpy() == pytest.approx(p.log_w, rel=1e-12)
