@@ -29,6 +29,7 @@ import torch
 
 from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.models.base import LanguageModel, LimitedSession
+from guided_smc.models.budget import Need
 from guided_smc.options import StepOn
 from guided_smc.outcome import result
 from guided_smc.population import Closed, Population, Request, Status
@@ -238,12 +239,13 @@ class Engine:
         """
         joining: list[Population[Any]] = []
         rows = sum(p.capacity for p in self._running)
+        held = [p.request.need for p in self._running]
+        needs: list[Need] = []
         while self._waiting:
             n = self._waiting[0].capacity
             if rows + n > self.max_rows and rows > 0:
                 break
-            needs = [p.request.need for p in (*joining, self._waiting[0])]
-            held = [p.request.need for p in self._running]
+            needs.append(self._waiting[0].request.need)
             if not all(session.fits(held, needs) for session in self._limited):
                 break
             joining.append(self._waiting.popleft())

@@ -305,9 +305,10 @@ class Population(Generic[T]):
 
     def score(self, slots: np.ndarray) -> None:
         """Bring every potential up to date for slots that have changed. Errors as in `Scores`."""
-        growing = [s for s in slots.tolist() if self.status[s] == Status.LIVE]
-        ended = [s for s in slots.tolist() if self.status[s] != Status.LIVE]
-        self.scores.update(self.log_w, growing, ended, self._completion)
+        grows = self.status[slots] == Status.LIVE
+        self.scores.update(
+            self.log_w, slots[grows].tolist(), slots[~grows].tolist(), self._completion
+        )
         self._bury()
 
     def look_ahead(self, likely: Sequence[tuple[int, Sequence[int]]]) -> list[np.ndarray]:
@@ -530,7 +531,8 @@ class Population(Generic[T]):
 
     def texts(self) -> tuple[str, ...]:
         """`[N]` texts so far."""
-        return tuple(self.text(s, bool(self.status[s] != Status.LIVE)) for s in range(self.n))
+        finished = (self.status != Status.LIVE).tolist()
+        return tuple(self.text(s, finished[s]) for s in range(self.n))
 
     def lineage(self) -> np.ndarray:
         """int64 `[steps, N]`: slot of each final particle's ancestor at each step of this run.
