@@ -173,7 +173,9 @@ class Engine:
             first += len(slots)
             if population.request.index in self._dropped:
                 continue
-            report = _Report(population, block, mine, slots, error=errors.get(g))
+            report = _Report(
+                population, block, mine, slots, self.draft is not None, error=errors.get(g)
+            )
             reports.append(report)
             if report.error is None:
                 size = flight.block_sizes[g]
@@ -182,6 +184,8 @@ class Engine:
                 except GuidedSMCError as error:
                     report.error = error
             if report.closed is not None and len(population.live):
+                if population.request.block_size == "auto":
+                    report.agree()  # the next block asks for it
                 stay.append(population)
                 sources = report.closed.ancestors[population.live]
                 index += [row_of[s] for s in sources.tolist()]
@@ -290,15 +294,6 @@ class Engine:
             elif not population.states[s].accepting:
                 population.kill(s, Status.DEAD_AT_CAP)
         population.weigh(slots, block.log_p[mine], block.log_q[mine])
-        if self.draft is not None:
-            alpha = population.options.power
-            population.agreement.add(
-                block.drafted[mine],
-                alpha * block.log_p_drafted[mine] - block.log_q_drafted[mine],
-                all_tokens=block.count[mine],
-                all_gained=alpha * block.log_p[mine] - block.log_q[mine],
-                ended=ended,
-            )
         with self._phases.timed("potentials"):
             population.score(slots)
         with self._phases.timed("resample"):
@@ -352,6 +347,7 @@ class _Report:
         block: What was drawn.
         mine: Their rows of it.
         slots: int64 `[rows]`, their slots.
+        drafted: Whether there is a draft, whose agreement with the target counts.
         closed: The step, unless there was an error.
         error: What it ends with.
         seconds: Its share of the step's time.
@@ -362,16 +358,33 @@ class _Report:
     block: Block
     mine: slice
     slots: np.ndarray
+    drafted: bool
     closed: Closed | None = None
     error: Exception | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     ends: bool = False
     _recorded: StepEvent | None = None
 
+    def agree(self) -> None:
+        """Take in how far draft and target agreed; once."""
+        if not self.drafted:
+            return
+        self.drafted = False
+        block, mine = self.block, self.mine
+        alpha = self.population.options.power
+        self.population.agreement.add(
+            block.drafted[mine],
+            alpha * block.log_p_drafted[mine] - block.log_q_drafted[mine],
+            all_tokens=block.count[mine],
+            all_gained=alpha * block.log_p[mine] - block.log_q[mine],
+            ended=block.ended[mine],
+        )
+
     def record(self) -> StepEvent:
         """The event of the step, whose record enters the prompt's; made once."""
         if self._recorded is None:
             assert self.closed is not None
+            self.agree()
             drawn = self.block.drawn(self.mine, self.slots, len(self.closed.log_w))
             step = self.population.record(self.closed, drawn, self.seconds)
             texts = self.population.texts()

@@ -305,6 +305,8 @@ class Population(Generic[T]):
 
     def score(self, slots: np.ndarray) -> None:
         """Bring every potential up to date for slots that have changed. Errors as in `Scores`."""
+        if not self.request.potentials:
+            return
         grows = self.status[slots] == Status.LIVE
         self.scores.update(
             self.log_w, slots[grows].tolist(), slots[~grows].tolist(), self._completion

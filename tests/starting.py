@@ -1,6 +1,6 @@
-"""The command in processes that start at once: forked from one that has read the libraries.
+"""Commands and scripts as processes that start at once, forked from one with the libraries read.
 
-Importing torch and transformers takes a core ten seconds or so, for each command that a test
+Importing torch and transformers takes a core ten seconds or so, for each process that a test
 starts. Here they are imported once, in a process that does nothing else; a command is a fork of it
 with an environment, a folder and streams of its own. It ends as a process does, exit code and all.
 """
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -36,13 +38,40 @@ def run_command(
     Raises:
         subprocess.TimeoutExpired: It took longer than `timeout` seconds; it has been killed.
     """
+    return _run(None, words, stdin, timeout)
+
+
+def run_script(
+    script: Path, words: Sequence[str] = (), timeout: float = 600, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What `python SCRIPT WORDS` does, in the present folder; errors as of `run_command`.
+
+    Args:
+        script: A file.
+        words: Its arguments.
+        timeout: In seconds.
+        environment: What its environment has besides.
+    """
+    done = _run(script, [str(word) for word in words], b"", timeout, environment)
+    done.stdout, done.stderr = (text.decode() for text in (done.stdout, done.stderr))
+    return done
+
+
+def _run(
+    script: Path | None,
+    words: Sequence[str],
+    stdin: bytes,
+    timeout: float,
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.CompletedProcess:
     with tempfile.TemporaryDirectory() as folder:
         names = [os.path.join(folder, name) for name in ("in", "out", "err")]
         for name in names:
             with open(name, "wb") as file:
                 file.write(stdin if name == names[0] else b"")
-        environment = dict(os.environ)
-        process = _context.Process(target=_main, args=(words, names, os.getcwd(), environment))
+        environment = {**os.environ, **more}
+        given = (script, list(words), names, os.getcwd(), environment)
+        process = _context.Process(target=_main, args=given)
         process.start()
         process.join(timeout)
         if process.is_alive():
@@ -55,8 +84,14 @@ def run_command(
     return subprocess.CompletedProcess(list(words), code, out, err)
 
 
-def _main(words: Sequence[str], names: Sequence[str], folder: str, environment: dict) -> None:
-    """In the forked process: the streams, and then the command."""
+def _main(
+    script: Path | None,
+    words: Sequence[str],
+    names: Sequence[str],
+    folder: str,
+    environment: dict[str, str],
+) -> None:
+    """In the forked process: the streams, and then the script, or the command if there is none."""
     for number, name in enumerate(names):
         file = os.open(name, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
@@ -67,8 +102,12 @@ def _main(words: Sequence[str], names: Sequence[str], folder: str, environment: 
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.path.insert(0, folder)  # as `python -m` does
-    sys.argv = ["guided-smc", *words]
-    from guided_smc.cli import main
+    # As python does for a script, and for a module that `-m` names.
+    sys.path.insert(0, folder if script is None else str(script.parent))
+    sys.argv = ["guided-smc" if script is None else str(script), *words]
+    if script is None:
+        from guided_smc.cli import main
 
-    main()
+        main()
+    else:
+        runpy.run_path(str(script), run_name="__main__")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
-import sys
 from itertools import count
 from pathlib import Path
 
 import pytest
+from starting import run_script
 
 import guided_smc
 
@@ -23,15 +21,7 @@ def harness(load):
 
 
 def run_quick(script: str, out: Path, *more: str) -> dict:
-    # One thread: with more, two tests on a busy machine wait for each other.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / script, "--quick", "--out", out, *more],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_script(BENCHMARKS / script, ["--quick", "--out", out, *more], timeout=300)
     assert done.returncode == 0, done.stderr
     text = out.read_text(encoding="utf-8")
     results = json.loads(text)
@@ -328,12 +318,8 @@ def test_the_gpu_script_runs_every_line_of_it_that_a_cpu_can_run(tmp_path):
 
 
 def test_the_gpu_script_says_when_there_is_no_card(tmp_path):
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "gpu.py", "--out", tmp_path / "gpu.json"],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
+    out = tmp_path / "gpu.json"
+    done = run_script(BENCHMARKS / "gpu.py", ["--out", out], CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
     assert "there is no CUDA card here" in done.stderr
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from starting import run_script
 
 pytestmark = pytest.mark.model
 
@@ -29,14 +28,8 @@ def test_every_example_is_tested():
 
 
 @pytest.mark.parametrize("name", sorted(SHOWS))
-def test_the_example_runs(name, tmp_path):
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def test_the_example_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run_script(EXAMPLES / name, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert SHOWS[name] in done.stdout

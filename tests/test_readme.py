@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from starting import run_script
 
 pytestmark = pytest.mark.model
 
@@ -27,11 +28,13 @@ def run(command, cwd: Path) -> str:
     return done.stdout
 
 
-def test_the_python_snippets_run_in_order(tmp_path):
+def test_the_python_snippets_run_in_order(tmp_path, monkeypatch):
     script = tmp_path / "readme.py"
     script.write_text("\n".join(code for kind, code in BLOCKS if kind == "python"))
-    out = run([sys.executable, script], tmp_path)
-    assert re.search(r"name='.*' age=\d+", out)
+    monkeypatch.chdir(tmp_path)
+    done = run_script(script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"name='.*' age=\d+", done.stdout)
 
 
 def test_the_commands_run_in_order(tmp_path):
