@@ -26,7 +26,7 @@ from tasks import TASKS, Task
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import guided_smc
-from guided_smc.proposing import Phases
+from guided_smc.blocks import Phases
 
 PHASES = ("prefill", "draft", "mask", "verify", "potentials", "resample")
 PREFILL_PASS, DECODE_PASS, OUTSIDE = "prefill pass", "decode pass", "outside"

@@ -27,11 +27,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from guided_smc.blocks import Block, Rows
 from guided_smc.device_masks import Asked, Tables
 from guided_smc.device_passes import CapturedPasses, Passes, SessionPasses
 from guided_smc.device_rows import Found, Given
 from guided_smc.population import Population
-from guided_smc.proposing import Block, Proposer, Rows, count_step
+from guided_smc.proposing import Proposer, count_step
 
 _FAR = 2**31 - 1  # tokens left to a text whose end no table has to plan
 

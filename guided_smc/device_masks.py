@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from guided_smc.blocks import Block, Rows
 from guided_smc.device_rows import DeviceRows, Found
 from guided_smc.kernels import DeviceAutomaton
 from guided_smc.population import Population
-from guided_smc.proposing import Block, Proposer, Rows, named
+from guided_smc.proposing import Proposer, named
 from guided_smc.rejection import judged
 from guided_smc.sampling import unpack_bitmask
 

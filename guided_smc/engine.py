@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import torch
 
+from guided_smc.blocks import Block, Phases, Rows
 from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.models.base import LanguageModel, LimitedSession
 from guided_smc.models.budget import Need
 from guided_smc.options import StepOn
 from guided_smc.outcome import result
 from guided_smc.population import Closed, Population, Request, Status
-from guided_smc.proposing import Block, Phases, Proposer, Rows, Sessions
+from guided_smc.proposing import Proposer, Sessions
 from guided_smc.results import ErrorEvent, Event, ResultEvent, StepEvent
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from guided_smc.cli.main import cli
 from guided_smc.errors import ModelError, OptionError
 from guided_smc.models import parallel
 from guided_smc.models.pages import PageTable
-from guided_smc.models.particles import Commit, Pass
+from guided_smc.models.passes import Commit, Pass
 
 PROGRAM = """
 import json, sys

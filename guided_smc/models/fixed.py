@@ -17,7 +17,8 @@ import torch
 
 from guided_smc.models.capture import Capture, bucket
 from guided_smc.models.pages import NoMemoryError
-from guided_smc.models.particles import Commit, ParticleSession, Pass, running
+from guided_smc.models.particles import ParticleSession, running
+from guided_smc.models.passes import Commit, Pass
 
 COLUMNS = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 """Columns up to which windows are read; beyond, multiples of the last."""
