@@ -243,6 +243,7 @@ def main() -> None:
         ]
         _save(results, given.out)  # a crowd takes long
         sizes = {"clients": 8, "requests": 16} if given.quick else {"clients": 64, "requests": 300}
+        results["memory_mib_before_crowds"] = server.memory_mib
         crowds = results["crowd"] = []
         for _ in range(1 if given.quick else given.crowds):
             crowds.append(crowd(server, **sizes))
@@ -271,7 +272,8 @@ def _speeds(results: dict[str, Any]) -> Table:
 
 
 def _crowds(results: dict[str, Any]) -> Table:
-    table = Table(title="Crowds, one after the other, and what they were told")
+    before = f"{results['memory_mib_before_crowds']:.0f} MiB before"
+    table = Table(title=f"Crowds, one after the other, and what they were told ({before})")
     for name in ("clients", "requests", "seconds", "told", "left behind", "MiB after"):
         table.add_column(name)
     for row in results["crowd"]:
