@@ -23,16 +23,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import guided_smc.rewards
 from guided_smc.errors import OptionError
 from guided_smc.references import load_object
 from guided_smc.rewards.base import Reward, as_number
 from guided_smc.rewards.callable import reward
-from guided_smc.rewards.likelihood import language_model
-from guided_smc.rewards.model_rewards import sequence_classifier, similarity
 from guided_smc.rewards.scoring import shorten
-from guided_smc.rewards.texts import keywords, length, matches, readability, sentiment
 
 _WEIGHT = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\*\s*(.+)", re.DOTALL)
 _NO_WEIGHT = re.compile(r"\s*(?:([^:*]*?)\s*\*|([+-])).+", re.DOTALL)
@@ -82,14 +80,19 @@ class _Ready:
     """A ready reward.
 
     Attributes:
-        make: What makes it.
+        maker: The function of `guided_smc.rewards` that makes it, by name: some import torch.
         form: How a spec of it looks.
         read: The arguments in a spec.
     """
 
-    make: Callable[..., Reward]
+    maker: str
     form: str
     read: Callable[[str], dict[str, Any]]
+
+    @property
+    def make(self) -> Callable[..., Reward]:
+        """What makes it."""
+        return cast(Callable[..., Reward], getattr(guided_smc.rewards, self.maker))
 
     @property
     def arguments(self) -> list[str]:
@@ -100,22 +103,22 @@ class _Ready:
 
 READY: dict[str, _Ready] = {
     "length": _Ready(
-        length,
+        "length",
         "length:TARGET[,unit=words][,band=10]",
         _listed("target", target=int, unit=str, band=int, on=str),
     ),
-    "keywords": _Ready(keywords, "keywords:WORD,WORD,...", _words),
-    "matches": _Ready(matches, "matches:PATTERN", _all_of_it("pattern")),
+    "keywords": _Ready("keywords", "keywords:WORD,WORD,...", _words),
+    "matches": _Ready("matches", "matches:PATTERN", _all_of_it("pattern")),
     "readability": _Ready(
-        readability,
+        "readability",
         "readability:GRADE[,metric=flesch_reading_ease]",
         _listed("grade", grade=float, metric=str, on=str),
     ),
-    "sentiment": _Ready(sentiment, "sentiment", _no_arguments),
-    "similarity": _Ready(similarity, "similarity:TEXT", _all_of_it("text")),
-    "language_model": _Ready(language_model, "language_model:MODEL", _all_of_it("model")),
+    "sentiment": _Ready("sentiment", "sentiment", _no_arguments),
+    "similarity": _Ready("similarity", "similarity:TEXT", _all_of_it("text")),
+    "language_model": _Ready("language_model", "language_model:MODEL", _all_of_it("model")),
     "hf": _Ready(
-        sequence_classifier,
+        "sequence_classifier",
         "hf:MODEL[,label=NAME][,template=pair]",
         _listed(
             "model", model=str, label=str, template=str, device=str, dtype=str, batch_size=int,

@@ -129,6 +129,23 @@ def test_help_and_version_import_nothing_heavy(command):
         assert done.stdout.startswith("guided-smc 0.")
 
 
+@pytest.mark.parametrize("reward", ["nope", "length:ten", "0.5*", "keywords"])
+def test_a_wrong_reward_is_told_before_anything_heavy_is_imported(reward, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Hello\n")
+    script = (
+        "import sys\n"
+        "from guided_smc.cli import main\n"
+        "try:\n"
+        f"    main(['generate', {str(prompts)!r}, '--reward', {reward!r}])\n"
+        "finally:\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+
+
 def test_the_help_states_the_exit_codes_and_every_sampling_option():
     from guided_smc.options import Options
 
