@@ -157,6 +157,70 @@ def test_arrow_keys_walk_along_particles_and_steps(browser, tmp_path, result):
     assert f"particle {heaviest}," in page.get_by_test_id("selection").inner_text()
 
 
+def test_keys_walk_wherever_the_focus_is(browser, tmp_path, result):
+    page = opened(browser, tmp_path, [record_of(result), record_of(result, 1)]).page
+    title = page.locator("#particle-title")
+    answer = title.inner_text()
+    places = ["body", "[role=application]", "[id^=slot-] >> nth=0", ".tools button >> nth=1"]
+    places += [".posterior button >> nth=0", ".token >> nth=0", ".summary pre >> nth=0"]
+    for place in places:
+        page.locator(place).focus()
+        if place.startswith("[id^=slot-]"):
+            page.locator(".population .list").focus()
+        page.keyboard.press("ArrowUp")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Home")
+        assert title.inner_text().endswith("at step 0"), place
+        page.keyboard.press("a")
+        assert title.inner_text() == answer, place
+        if not place.startswith(".token"):  # among tokens they go to the neighbours
+            page.keyboard.press("ArrowLeft")
+            assert title.inner_text().endswith(f"at step {len(result.steps) - 2}"), place
+            page.keyboard.press("w")
+            page.keyboard.press("a")
+
+
+def test_keys_that_mean_something_else_are_left_alone(browser, tmp_path, result):
+    page = opened(browser, tmp_path, [record_of(result, i) for i in range(3)]).page
+    title = page.locator("#particle-title")
+    page.keyboard.press("Home")
+    start = title.inner_text()
+    page.get_by_role("searchbox").press_sequentially("aw?")
+    page.keyboard.press("End")
+    assert page.get_by_role("searchbox").input_value() == "aw?"
+    page.get_by_role("searchbox").fill("")
+    page.locator(".particle select").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.locator(".particle select").input_value() == "surprise"
+    assert title.inner_text() == start
+    page.get_by_role("button", name="Colours").focus()
+    page.keyboard.press("Space")
+    page.get_by_role("button", name="Colours: dark").wait_for()
+    page.keyboard.press("Control+a")
+    page.keyboard.press("PageDown")  # scrolls
+    assert title.inner_text() == start
+    page.get_by_role("listbox", name="Records").focus()
+    page.keyboard.press("End")
+    assert page.locator("[id^=run-][aria-selected=true] .slot").inner_text() == "2"
+
+
+def test_the_keys_are_listed_with_a_question_mark(browser, tmp_path, result):
+    page = opened(browser, tmp_path, [record_of(result)]).page
+    title = page.locator("#particle-title")
+    start = title.inner_text()
+    assert page.get_by_role("dialog").count() == 0
+    page.keyboard.press("?")
+    assert "the heaviest particle" in page.get_by_role("dialog").inner_text()
+    page.keyboard.press("Home")
+    assert title.inner_text() == start
+    page.keyboard.press("Escape")
+    assert page.get_by_role("dialog").count() == 0
+    page.get_by_role("button", name="Keys").click()
+    page.get_by_role("button", name="Close").click()
+    page.keyboard.press("Home")
+    assert title.inner_text().endswith("at step 0")
+
+
 def test_everything_can_be_reached_by_tab_and_shows_where_the_focus_is(browser, tmp_path, result):
     page = opened(browser, tmp_path, [record_of(result), record_of(result, 1)]).page
     reached = set()
@@ -478,6 +542,32 @@ def test_runs_are_kept_to_be_compared(browser, server):
     assert page.locator("[id^=run-]").count() == 2
     page.locator("[id^=run-]").nth(1).click()
     assert page.get_by_test_id("answer").inner_text() == "aaa"
+
+
+def test_no_key_is_taken_from_those_who_type_a_prompt(browser, server):
+    page = live(browser, server).page
+    page.get_by_label("free text").check()
+    fill(page, prompt="", max_tokens="8")
+    page.locator("[name=prompt]").press_sequentially("abc")
+    page.keyboard.press("Control+Enter")
+    page.get_by_test_id("answer").wait_for()
+    page.keyboard.press("Home")
+    title = page.locator("#particle-title")
+    start = title.inner_text()
+    page.locator("[name=prompt]").press_sequentially("wa?")
+    assert page.locator("[name=prompt]").input_value() == "wa?abc"
+    page.get_by_label("JSON schema").check()
+    page.keyboard.press("ArrowLeft")  # among the kinds of answers
+    assert page.get_by_label("free text").is_checked()
+    page.keyboard.press("ArrowRight")
+    page.locator(".cm-content").click()
+    page.keyboard.press("Control+Home")
+    page.keyboard.type("aw?")
+    page.keyboard.press("Home")
+    page.keyboard.type("a")
+    assert page.locator(".cm-line").first.inner_text() == "aaw?{"
+    assert title.inner_text() == start
+    assert page.get_by_role("dialog").count() == 0
 
 
 def test_what_the_server_refuses_is_said(browser, server):

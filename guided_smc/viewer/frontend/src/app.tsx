@@ -1,6 +1,7 @@
 import { render } from "preact";
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 import { Genealogy } from "./genealogy";
+import { Keys, useWalk } from "./keys";
 import { Live } from "./live";
 import { Node, percent, Run, RunRecord } from "./model";
 import { ParticlePanel } from "./particle";
@@ -35,6 +36,7 @@ function View({ entry }: { entry: Entry }) {
   const select = useCallback((n: Node) => choose(n), []);
   const fits = chosen && chosen.t < run.steps.length && chosen.s < run.steps[chosen.t].log_weights.length;
   const node = fits ? chosen : run.first;
+  useWalk(run, node, select);
   return (
     <>
       <Summary run={run} select={select} />
@@ -76,9 +78,12 @@ function App({ records, live }: { records: RunRecord[]; live: boolean }) {
     <>
       <header class="page">
         <h1>{document.title}</h1>
-        <button type="button" class="theme" onClick={nextTheme} aria-label={`Colours: ${theme}. Change`}>
-          {{ auto: "◐ auto", light: "☀ light", dark: "☾ dark" }[theme]}
-        </button>
+        <span class="tools">
+          <Keys />
+          <button type="button" onClick={nextTheme} aria-label={`Colours: ${theme}. Change`}>
+            {{ auto: "◐ auto", light: "☀ light", dark: "☾ dark" }[theme]}
+          </button>
+        </span>
       </header>
       <div class={aside ? "with-aside" : ""}>
         {aside ? (

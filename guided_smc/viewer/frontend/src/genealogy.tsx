@@ -300,40 +300,6 @@ export function Genealogy({ run, selected, select }: Props) {
     return s >= 0 && s < run.steps[t].log_weights.length ? { t, s } : null;
   };
 
-  const go = (event: KeyboardEvent) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const n = selected ?? run.first;
-    if (!n) return;
-    const last = run.steps.length - 1;
-    const at = (t: number, s: number): Node => ({ t, s: Math.max(0, Math.min(s, run.steps[t].log_weights.length - 1)) });
-    const back = (k: number) => {
-      let m = n;
-      for (let i = 0; i < k; i++) m = run.parent(m) ?? (m.t ? at(m.t - 1, m.s) : m);
-      return m;
-    };
-    const forth = (k: number) => {
-      let m = n;
-      for (let i = 0; i < k; i++) m = run.heirs(m)[0] ?? (m.t < last ? at(m.t + 1, m.s) : m);
-      return m;
-    };
-    const to: Record<string, () => Node | null> = {
-      ArrowLeft: () => back(1),
-      ArrowRight: () => forth(1),
-      ArrowUp: () => at(n.t, n.s - 1),
-      ArrowDown: () => at(n.t, n.s + 1),
-      PageUp: () => back(10),
-      PageDown: () => forth(10),
-      Home: () => back(n.t),
-      End: () => forth(last - n.t),
-      a: () => run.answer,
-      w: () => at(n.t, run.weights[n.t].indexOf(Math.max(...run.weights[n.t]))),
-    };
-    const target = to[event.key]?.();
-    if (!target) return;
-    event.preventDefault();
-    select(target);
-  };
-
   const phases = PHASES.filter((p) => run.steps.some((s) => s.seconds[p]));
   const total = run.record.usage?.seconds ?? {};
   const spent = (p: string) => total[p] ?? run.steps.reduce((sum, s) => sum + (s.seconds[p] ?? 0), 0);
@@ -358,7 +324,7 @@ export function Genealogy({ run, selected, select }: Props) {
         role="application"
         aria-label={`Genealogy of ${run.widest} particles over ${run.steps.length} steps`}
         aria-describedby="genealogy-keys"
-        onKeyDown={go}
+        data-keys="all"
       >
         <div
           class="layers"
@@ -391,7 +357,7 @@ export function Genealogy({ run, selected, select }: Props) {
           ))}
         </ul>
         <p id="genealogy-keys" class="keys">
-          <kbd>←</kbd><kbd>→</kbd> along a particle <kbd>↑</kbd><kbd>↓</kbd> at a step <kbd>Home</kbd><kbd>End</kbd> <kbd>a</kbd> answer <kbd>w</kbd> heaviest
+          <kbd>←</kbd><kbd>→</kbd> along a particle <kbd>↑</kbd><kbd>↓</kbd> at a step <kbd>a</kbd> answer <kbd>w</kbd> heaviest <kbd>?</kbd> all keys
         </p>
       </footer>
     </section>

@@ -248,9 +248,14 @@ export function ParticlePanel({ run, node, select }: { run: Run; node: Node; sel
             onFocus={(e) => point(i, e.currentTarget)}
             onBlur={() => point(null)}
             onKeyDown={(e) => {
-              const to = e.key === "ArrowRight" ? e.currentTarget.nextElementSibling : e.key === "ArrowLeft" ? e.currentTarget.previousElementSibling : null;
-              if (to) (e.preventDefault(), (to as HTMLElement).focus());
-              if (e.key === "Enter") e.currentTarget.click();
+              const { nextElementSibling: next, previousElementSibling: before } = e.currentTarget;
+              if (e.key === "ArrowRight" || e.key === "ArrowLeft") {
+                e.preventDefault(); // also at the ends, from where it would walk to another step
+                ((e.key === "ArrowRight" ? next : before) as HTMLElement | null)?.focus();
+              } else if (e.key === "Enter" || e.key === " ") {
+                e.preventDefault();
+                e.currentTarget.click();
+              }
             }}
             onClick={() => slotAt.has(token.t) && select({ t: token.t, s: slotAt.get(token.t)! })}
           >

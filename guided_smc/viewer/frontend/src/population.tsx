@@ -23,13 +23,6 @@ export function Population({ run, node, select }: { run: Run; node: Node; select
     const [from, to] = [row.offsetTop, row.offsetTop + row.offsetHeight];
     if (from < box.scrollTop || to > box.scrollTop + box.clientHeight) box.scrollTop = from - box.clientHeight / 2;
   }, [run, node.t, node.s]);
-  const key = (event: KeyboardEvent) => {
-    const move = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-    if (!move) return;
-    event.preventDefault();
-    const s = Math.max(0, Math.min(step.log_weights.length - 1, node.s + move));
-    select({ t: node.t, s });
-  };
   return (
     <section class="card population" aria-labelledby="population-title">
       <header>
@@ -47,7 +40,7 @@ export function Population({ run, node, select }: { run: Run; node: Node; select
           {rewards.map(([name]) => <span key={name} class="reward" title={name}>{name.length > 12 ? `${name.slice(0, 11)}…` : name}</span>)}
         </div>
       ) : null}
-      <div ref={list} class="list" role="listbox" tabIndex={0} aria-label={`Particles at step ${step.index}`} aria-activedescendant={`slot-${node.s}`} onKeyDown={key}>
+      <div ref={list} class="list" role="listbox" tabIndex={0} aria-label={`Particles at step ${step.index}`} aria-activedescendant={`slot-${node.s}`} data-keys="all">
         {step.log_weights.map((_, s) => {
           const w = run.weights[node.t][s];
           const [sign, title] = SIGNS[step.status[s]];

@@ -107,6 +107,8 @@ export interface Entry {
 }
 
 const MOST_SHOWN = 200;
+const ARROWS = { ArrowUp: -1, ArrowDown: 1 };
+const LIST_KEYS = { ...ARROWS, PageUp: -10, PageDown: 10, Home: -MOST_SHOWN, End: MOST_SHOWN };
 
 export function Runs({ entries, current, choose }: { entries: Entry[]; current: number; choose: (i: number) => void }) {
   const [query, setQuery] = useState("");
@@ -117,8 +119,8 @@ export function Runs({ entries, current, choose }: { entries: Entry[]; current: 
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   const found = entries.map((_, i) => i).filter((i) => words.every((w) => haystacks[i].includes(w)));
   const shown = found.slice(0, MOST_SHOWN);
-  const key = (event: KeyboardEvent) => {
-    const move = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+  const key = (moves: Record<string, number>) => (event: KeyboardEvent) => {
+    const move = moves[event.key];
     if (!move || !shown.length) return;
     event.preventDefault();
     const at = shown.indexOf(current);
@@ -128,8 +130,8 @@ export function Runs({ entries, current, choose }: { entries: Entry[]; current: 
   };
   return (
     <nav class="card runs" aria-label="Records">
-      <input type="search" placeholder={`Search ${entries.length} records`} aria-label="Search records" value={query} onInput={(e) => setQuery((e.target as HTMLInputElement).value)} onKeyDown={key} />
-      <div class="list" role="listbox" tabIndex={0} aria-label="Records" aria-activedescendant={`run-${current}`} onKeyDown={key}>
+      <input type="search" placeholder={`Search ${entries.length} records`} aria-label="Search records" value={query} onInput={(e) => setQuery((e.target as HTMLInputElement).value)} onKeyDown={key(ARROWS)} />
+      <div class="list" role="listbox" tabIndex={0} aria-label="Records" aria-activedescendant={`run-${current}`} onKeyDown={key(LIST_KEYS)}>
         {shown.map((i) => {
           const { record, done } = entries[i];
           const [kind, label] = badge(record, done);
