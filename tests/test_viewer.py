@@ -221,6 +221,55 @@ def test_the_keys_are_listed_with_a_question_mark(browser, tmp_path, result):
     assert title.inner_text().endswith("at step 0")
 
 
+def test_every_number_says_what_it_is(browser, tmp_path, result):
+    page = opened(browser, tmp_path, [record_of(result)]).page
+    texts = {p.text for p in result.particles if p.weight}
+    facts = page.locator(".facts")
+    told = facts.inner_text()
+    assert f"different texts\n{len(texts)}, in effect {result.diversity.distinct:.1f}" in told
+    assert f"{result.log_evidence:.2f} nats".replace("-", "−") in told
+    assert facts.locator(".fact").count() == facts.locator(".fact[title]").count()
+    assert "1 / Σ w²" in facts.get_by_title("final particles of different text").get_attribute(
+        "title"
+    )
+    page.get_by_text("What do the numbers mean?").click()
+    assert "a difference of 1 nat is a factor of e" in page.locator(".glossary").inner_text()
+    page.get_by_role("combobox").select_option("difference")
+    assert "3 nats or more" in page.locator(".scale").inner_text()
+    page.keyboard.press("Home")
+    growing = sum(status == "live" for status in result.steps[0].status)
+    step = page.locator(".population header").inner_text()
+    assert f"{growing} of 8 particles are still growing" in step
+    assert f"effective sample size {result.steps[0].ess:.1f} of 8" in step
+
+
+def test_a_run_that_broke_off_says_why_there_is_nothing_to_draw(browser, tmp_path):
+    error = {"type": "PotentialError", "message": "the reward raised", "line": 1}
+    record = {"index": 0, "prompt": "", "text": None, "log_evidence": None, "error": error}
+    page = opened(browser, tmp_path, [record, {"index": 1, "text": "", "error": None}]).page
+    said = page.locator("main").inner_text()
+    assert "leaves no steps" in said and "(empty)" in said
+    assert "log-evidence" not in said  # nothing is known of it
+    page.get_by_role("option").nth(1).click()
+    assert "The answer is an empty text." in page.locator("main").inner_text()
+
+
+def test_islands_are_told_apart_and_restarts_begin_new_curves(browser, tmp_path):
+    settings = {"n_particles": 6, "max_tokens": 4, "max_restarts": 1, "seed": 0}
+    islands = LM(LETTERS).generate("a", islands=3, **settings)
+    dead = LM(LETTERS).generate("a", potential=reward(lambda t: -math.inf), **settings)
+    records = [record_of(islands, sampling={"method": "smc", "islands": 3, "ess_threshold": 0.5})]
+    page = opened(browser, tmp_path, [*records, record_of(dead, 1)]).page
+    assert page.locator(".island").count() == 2
+    assert "6, on 3 islands" in page.locator(".facts").inner_text()
+    assert (
+        page.locator(".track .threshold").count() <= 1
+    )  # of log-evidence: each island has its own
+    page.get_by_role("option", name="all particles died").click()
+    assert page.locator(".track .curve").first.get_attribute("d").count("M") == 2
+    assert page.locator(".badge", has_text="all particles died").count()
+
+
 def test_everything_can_be_reached_by_tab_and_shows_where_the_focus_is(browser, tmp_path, result):
     page = opened(browser, tmp_path, [record_of(result), record_of(result, 1)]).page
     reached = set()
@@ -518,7 +567,7 @@ def test_the_picture_grows_while_it_runs_and_a_run_can_be_cancelled(browser, ser
     page.get_by_label("free text").check()
     fill(page, prompt="abc", max_tokens="200")
     page.get_by_role("button", name="Run").click()
-    steps = "() => document.querySelectorAll('.facts')[0]?.innerText.match(/steps\\n(\\d+)/)?.[1]"
+    steps = "() => document.querySelectorAll('.facts')[0]?.innerText.match(/of (\\d+) step/)?.[1]"
     page.wait_for_function(f"() => Number(({steps})()) >= 2")
     seen = int(page.evaluate(steps))
     page.wait_for_function(f"() => Number(({steps})()) > {seen}")

@@ -51,9 +51,15 @@ function View({ entry }: { entry: Entry }) {
             {`Step ${run.steps[node.t].index}, particle ${node.s}, weight ${percent(run.weights[node.t][node.s])}: ${run.fate(node)}`}
           </p>
         </>
-      ) : entry.record.error ? null : (
+      ) : (
         <section class="card empty">
-          <p>This record has no steps to show. <code>guided-smc generate … --full</code> writes them.</p>
+          {entry.record.error ? (
+            <p>There is nothing to draw: a run that breaks off leaves no steps in its record.</p>
+          ) : run.done ? (
+            <p>This record has no steps to show. <code>guided-smc generate … --full</code> writes them.</p>
+          ) : (
+            <p>Waiting for the first step …</p>
+          )}
         </section>
       )}
     </>

@@ -7,9 +7,10 @@ import { memo } from "preact/compat";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { scaleLinear } from "d3-scale";
 import { line as lineOf } from "d3-shape";
+import { HELP, PHASES as DOES } from "./glossary";
 import { Node, num, oneLine, percent, Run, same, seconds } from "./model";
 
-export const PHASES = ["draft", "mask", "verify", "potentials", "resample"];
+const PHASES = Object.keys(DOES);
 
 const GUTTER = 90;
 const RIGHT = 18;
@@ -122,8 +123,14 @@ const Picture = memo(function Picture({ L }: { L: Layout }) {
   );
 });
 
+function islandsOf(run: Run): number {
+  const islands = run.record.sampling?.islands;
+  return typeof islands === "number" ? islands : 1;
+}
+
 function Slots({ L }: { L: Layout }) {
   const rows = L.run.widest;
+  const islands = islandsOf(L.run);
   const every = Math.max(1, Math.ceil(13 / L.rowH));
   return (
     <g class="axis">
@@ -133,6 +140,10 @@ function Slots({ L }: { L: Layout }) {
           <text key={s} x={GUTTER - 10} y={L.y(s) + 3.5} text-anchor="end">{s}</text>
         ) : null,
       )}
+      {Array.from({ length: islands - 1 }, (_, i) => {
+        const y = TOP + ((i + 1) * rows * L.rowH) / islands;
+        return <line key={i} class="island" x1={GUTTER - 26} x2={L.width - RIGHT} y1={y} y2={y} />;
+      })}
     </g>
   );
 }
@@ -159,11 +170,11 @@ function Axis({ L }: { L: Layout }) {
   );
 }
 
-function Track({ L, i, title, top, bottom, children }: { L: Layout; i: number; title: string; top: string; bottom: string; children: any }) {
+function Track({ L, i, title, help, top, bottom, children }: { L: Layout; i: number; title: string; help: string; top: string; bottom: string; children: any }) {
   const y = L.track(i);
   return (
     <g class="track">
-      <text class="title" x={8} y={y - 7}>{title}</text>
+      <text class="title" x={8} y={y - 7}><title>{help}</title>{title}</text>
       <line class="base" x1={GUTTER} x2={L.width - RIGHT} y1={y + TRACK} y2={y + TRACK} />
       <text x={GUTTER - 10} y={y + 7} text-anchor="end">{top}</text>
       <text x={GUTTER - 10} y={y + TRACK} text-anchor="end">{bottom}</text>
@@ -176,12 +187,20 @@ function Ess({ L }: { L: Layout }) {
   const { steps } = L.run;
   const y0 = L.track(0) + TRACK;
   const scale = scaleLinear([0, L.run.widest], [y0, L.track(0)]);
-  const path = lineOf<number>((t) => L.x(t), (t) => scale(steps[t].ess))(steps.map((_, t) => t)) ?? "";
+  // A curve for each start: a restart is a new population.
+  const line = lineOf<number>((t) => L.x(t), (t) => scale(steps[t].ess));
+  const starts = [...new Set(steps.map((step) => step.start))];
+  const path = starts.map((start) => line(steps.flatMap((step, t) => (step.start === start ? [t] : []))) ?? "").join("");
   const share = L.run.record.sampling?.ess_threshold;
-  const at = typeof share === "number" && L.run.record.sampling?.method === "smc" ? share * (steps[0]?.log_weights.length ?? 0) : 0;
+  const at = typeof share === "number" && L.run.record.sampling?.method === "smc" && islandsOf(L.run) === 1 ? share * (steps[0]?.log_weights.length ?? 0) : 0;
   return (
-    <Track L={L} i={0} title="Effective sample size" top={`${L.run.widest}`} bottom="0">
-      {at > 0 && !L.run.record.sampling?.target_ess ? <line class="threshold" x1={GUTTER} x2={L.width - RIGHT} y1={scale(at)} y2={scale(at)} /> : null}
+    <Track L={L} i={0} title={`Effective sample size, of ${L.run.widest}`} help={HELP["effective sample size"]} top={`${L.run.widest}`} bottom="0">
+      {at > 0 && !L.run.record.sampling?.target_ess ? (
+        <>
+          <line class="threshold" x1={GUTTER} x2={L.width - RIGHT} y1={scale(at)} y2={scale(at)} />
+          <text x={GUTTER - 10} y={scale(at) + 4} text-anchor="end"><title>resampled below this</title>{`↻ < ${num(at, Number.isInteger(at) ? 0 : 1)}`}</text>
+        </>
+      ) : null}
       <path class="curve" d={path} />
       {L.dx > 16 ? <path class="curve-dots plain" d={steps.map((s, t) => dot(L.x(t), scale(s.ess), 2)).join("")} /> : null}
       <path class="curve-dots" d={steps.map((s, t) => (s.resampled ? dot(L.x(t), scale(s.ess), Math.min(2.6, L.dx * 0.35)) : "")).join("")} />
@@ -198,7 +217,7 @@ function Evidence({ L }: { L: Layout }) {
   const path =
     lineOf<number>((t) => L.x(t), (t) => scale(steps[t].log_evidence ?? low)).defined((t) => steps[t].log_evidence !== null)(steps.map((_, t) => t)) ?? "";
   return (
-    <Track L={L} i={1} title="Log-evidence" top={num(high, 1)} bottom={num(low, 1)}>
+    <Track L={L} i={1} title="Log-evidence so far, nats" help={HELP["log-evidence"]} top={num(high, 1)} bottom={num(low, 1)}>
       {low < 0 && high > 0 ? <line class="threshold" x1={GUTTER} x2={L.width - RIGHT} y1={scale(0)} y2={scale(0)} /> : null}
       <path class="curve evidence" d={path} />
       {L.dx > 16 ? <path class="curve-dots evidence" d={steps.map((s, t) => (s.log_evidence === null ? "" : dot(L.x(t), scale(s.log_evidence), 2))).join("")} /> : null}
@@ -214,7 +233,7 @@ function Times({ L }: { L: Layout }) {
   const bar = Math.max(2, Math.min(L.dx * 0.7, 26));
   const used = steps.map(() => 0);
   return (
-    <Track L={L} i={2} title="Time by phase" top={seconds(most)} bottom="0">
+    <Track L={L} i={2} title="Time of each step, by phase" help={HELP.time} top={seconds(most)} bottom="0">
       {PHASES.map((phase) => {
         const d = steps.map((s, t) => {
           const h = ((s.seconds[phase] ?? 0) / most) * TRACK;
@@ -258,7 +277,7 @@ function Tip({ L, n, at }: { L: Layout; n: Node; at: { x: number; y: number } })
   return (
     <div class="tip" role="presentation" style={{ left: `${at.x + (flip ? -14 : 14)}px`, top: `${at.y + 14}px`, transform: flip ? "translateX(-100%)" : "" }}>
       <b>step {step.index} · particle {n.s}</b>
-      <div>weight {percent(run.weights[n.t][n.s])} <span class="dim">(log {num(step.log_weights[n.s])})</span></div>
+      <div>weight {percent(run.weights[n.t][n.s])} <span class="dim">(log-weight {num(step.log_weights[n.s])} nats)</span></div>
       <div>{run.fate(n)}</div>
       <code>…{oneLine(run.tail(n, 60))}</code>
     </div>
@@ -308,13 +327,14 @@ export function Genealogy({ run, selected, select }: Props) {
       <header>
         <h2 id="genealogy-title">Genealogy</h2>
         <ul class="legend" aria-label="Legend">
-          <li><i class="mark on" />has descendants at the end</li>
+          <li><i class="mark on" />has heirs at the end</li>
           <li><i class="mark off" />has none</li>
           <li><i class="mark ended" />finished</li>
-          <li><i class="mark dead">×</i>weight 0</li>
-          <li><i class="mark band" />resampled</li>
+          <li><i class="mark dead">×</i>died (weight 0)</li>
+          <li title={HELP.resampled}><i class="mark band" />resampled</li>
+          {islandsOf(run) > 1 ? <li><i class="mark isle" />between islands</li> : null}
           {run.answer ? <li><i class="mark answer" />the answer</li> : null}
-          <li class="dim">area: weight</li>
+          <li class="dim" title={HELP.weight}>the larger, the more weight</li>
         </ul>
       </header>
       <div
@@ -350,10 +370,11 @@ export function Genealogy({ run, selected, select }: Props) {
       </div>
       {hovered && hovered.n.t < run.steps.length ? <Tip L={L} n={hovered.n} at={hovered.at} /> : null}
       <footer>
-        <ul class="legend" aria-label="Seconds by phase">
-          {total.prefill ? <li class="dim">prefill {seconds(total.prefill)}</li> : null}
+        <ul class="legend" aria-label="Time of the whole run, by phase">
+          <li class="dim">Whole run:</li>
+          {total.prefill ? <li title="the prompt is read">prefill <span class="dim">{seconds(total.prefill)}</span></li> : null}
           {phases.map((p) => (
-            <li key={p}><i class={`mark phase ${p}`} />{p} <span class="dim">{seconds(spent(p))}</span></li>
+            <li key={p} title={DOES[p]}><i class={`mark phase ${p}`} />{p} <span class="dim">{seconds(spent(p))}</span></li>
           ))}
         </ul>
         <p id="genealogy-keys" class="keys">

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { editJson } from "./editor";
-import { parse, RunRecord, Step } from "./model";
+import { parse, RunRecord, states, Step } from "./model";
 
 const SCHEMA = `{
   "type": "object",
@@ -127,7 +127,7 @@ export function Live({ show }: Props) {
           record.steps = [...record.steps!, step];
           record.token_texts = { ...record.token_texts, ...step.token_texts };
           if (!frame) frame = requestAnimationFrame(paint);
-          say({ text: `step ${step.index + 1}, ${step.live} particles growing …`, bad: false });
+          say({ text: `step ${step.index}: ${states(step)} …`, bad: false });
         } else if (name === "result") {
           ended = true;
           finish({ prompt, ...event });

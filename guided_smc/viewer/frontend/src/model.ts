@@ -253,7 +253,7 @@ export class Run {
     for (let p = this.parent(n); p && this.steps[p.t].status[p.s] === "dead"; p = this.parent(n)) n = p;
     const step = this.steps[n.t];
     for (const [name, scores] of Object.entries(step.log_potentials)) {
-      if (scores[n.s] === null) return `${name} gives this text the weight 0`;
+      if (scores[n.s] === null) return `“${name}” gives this text the weight 0`;
     }
     const asked = step.allowed[n.s] ?? [];
     if (asked.length > step.tokens[n.s].length) {
@@ -266,6 +266,24 @@ export class Run {
     if (asked.length) return "the constraint refused its last token";
     return "it has weight 0";
   }
+}
+
+/** A number of things, with its noun. */
+export const count = (n: number, noun: string) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+
+/** What the particles of a step are doing after it, in words. */
+export function states(step: Step): string {
+  const of = (...these: Status[]) => step.status.filter((s) => these.includes(s)).length;
+  const told: [number, string, string][] = [
+    [of("live"), "is still growing", "are still growing"],
+    [of("stopped"), "has finished", "have finished"],
+    [of("cut"), "was cut at max_tokens", "were cut at max_tokens"],
+    [of("dead", "dead_at_cap"), "has died", "have died"],
+  ];
+  return told
+    .filter(([n]) => n)
+    .map(([n, one, more], i) => `${n}${i ? "" : ` of ${count(step.status.length, "particle")}`} ${n === 1 ? one : more}`)
+    .join(", ");
 }
 
 export function normalised(logs: (number | null)[]): number[] {
@@ -327,7 +345,8 @@ export function num(x: number | null | undefined, digits = 2): string {
 
 export function percent(x: number): string {
   if (x === 0) return "0 %";
-  return x < 0.001 ? `${(100 * x).toExponential(0).replace("-", "−")} %` : `${(100 * x).toFixed(1)} %`;
+  if (x < 1e-4) return "< 0.01 %";
+  return `${(100 * x).toFixed(x < 1e-3 ? 2 : 1)} %`;
 }
 
 export const seconds = (s: number) => (s >= 1 ? `${s.toFixed(2)} s` : s >= 1e-3 ? `${(1e3 * s).toFixed(s >= 0.1 ? 0 : 1)} ms` : `${(1e6 * s).toFixed(0)} µs`);

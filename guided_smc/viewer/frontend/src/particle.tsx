@@ -1,7 +1,8 @@
 // One particle at one step: its text, token by token, and what went on along it.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { Node, num, percent, Run, Token, visible } from "./model";
+import { HELP } from "./glossary";
+import { count, Node, num, percent, Run, Token, visible } from "./model";
 
 type Colour = "difference" | "surprise" | "choice";
 
@@ -22,11 +23,11 @@ const style = (value: number) => ({ "--side": value < 0 ? "var(--minus)" : "var(
 const LEGENDS: Record<Colour, { title: string; left: string; right: string | null; help: string }> = {
   difference: {
     title: "log p − log q̃",
-    left: `≤ −${MOST}`,
-    right: `≥ ${MOST}`,
-    help: "What each token adds to the weight. Below 0, the target likes it less than what proposed it; of a token drawn from the target, that is what the constraint has taken away there. Above 0, the target likes it more.",
+    left: `−${MOST} nats or less`,
+    right: `${MOST} nats or more`,
+    help: HELP["log p − log q̃"],
   },
-  surprise: { title: "log p", left: `≤ −${2 * MOST}`, right: null, help: "How unlikely each token is under the target." },
+  surprise: { title: "log p", left: `−${2 * MOST} nats or less`, right: null, help: `How unlikely each token is under the target: at −${2 * MOST} nats it has a probability of 0.2 %, at 0 of 100 %.` },
   choice: { title: "tokens allowed", left: "1: forced", right: null, help: "How many tokens the constraint allows where each was drawn: the deeper, the fewer." },
 };
 
@@ -34,14 +35,14 @@ function describe(token: Token, n: number): [string, string][] {
   const bytes = [...token.bytes].map((b) => b.toString(16).padStart(2, "0")).join(" ");
   return [
     ["token", `${n}, id ${token.id}${token.piece ? "" : token.bytes.length ? `, bytes ${bytes}` : token.end ? ", end of text" : ", control token"}`],
-    ["log p", `${num(token.logP, 3)}  (${percent(Math.exp(token.logP))})`],
-    ["log q̃", num(token.logQ, 3)],
-    ["log p − log q̃", num(difference(token), 3)],
+    ["log p", `${num(token.logP, 3)} nats (${percent(Math.exp(token.logP))})`],
+    ["log q̃", `${num(token.logQ, 3)} nats (${percent(Math.exp(token.logQ))})`],
+    ["log p − log q̃", `${num(difference(token), 3)} nats`],
     ["drawn from", `the ${token.bonus ? "target" : "draft"}${token.allowed === null ? "" : ", among what is allowed"}`],
     ...(token.allowed === null
       ? []
       : ([
-          ["allowed here", token.allowed === 1 ? "1: forced" : token.allowed.toLocaleString("en")],
+          ["allowed here", token.allowed === 1 ? "1 token: forced" : count(token.allowed, "token")],
           ["text might end here", token.accepting ? "yes" : "no"],
         ] as [string, string][])),
   ];
@@ -92,12 +93,14 @@ function Tracks({ tokens, run, lineage, active, activate }: Along) {
   const dx = Math.min(14, (width - gutter - 8) / Math.max(tokens.length, 1));
   const x = (i: number) => gutter + i * dx;
   const bar = Math.max(0.7, dx - (dx > 3 ? 1 : 0));
-  const rows: { title: string; height: number; draw: (y: number, h: number) => any }[] = [];
+  const rows: { title: string; help?: string; height: number; draw: (y: number, h: number) => any }[] = [];
   rows.push({
     title: "log p − log q̃",
+    help: HELP["log p − log q̃"],
     height: 46,
     draw: (y, h) => (
       <>
+        <text x={gutter - 10} y={y + 25} text-anchor="end" class="small">{tokens.some((t) => Math.abs(difference(t)) > 1e-6) ? `−${MOST} to ${MOST} nats` : "0 for every token"}</text>
         <line class="base" x1={gutter} x2={x(tokens.length)} y1={y + h / 2} y2={y + h / 2} />
         {(["plus", "minus"] as const).map((side) => (
           <path
@@ -116,12 +119,16 @@ function Tracks({ tokens, run, lineage, active, activate }: Along) {
     ),
   });
   if (tokens.some((t) => t.allowed !== null)) {
-    const most = Math.log10(Math.max(10, ...tokens.map((t) => t.allowed ?? 1)));
+    const counts = tokens.map((t) => t.allowed).filter((n): n is number => n !== null);
+    const [fewest, many] = [Math.min(...counts), Math.max(...counts)];
+    const most = Math.log10(Math.max(10, many));
     rows.push({
       title: "tokens allowed",
-      height: 34,
+      help: `${HELP["tokens allowed"]} The height is logarithmic.`,
+      height: 40,
       draw: (y, h) => (
         <>
+          <text x={gutter - 10} y={y + 24} text-anchor="end" class="small">{fewest === many ? count(many, "token") : `${fewest.toLocaleString("en")} to ${many.toLocaleString("en")}`}</text>
           <line class="base" x1={gutter} x2={x(tokens.length)} y1={y + h} y2={y + h} />
           <path
             class="bar allowed"
@@ -141,7 +148,7 @@ function Tracks({ tokens, run, lineage, active, activate }: Along) {
   const upTo = lineage.map((n) => tokens.filter((t) => t.t <= n.t).length);
   const curve = (values: (number | null)[], y: number, h: number, cls: string, told: (x: number) => string = num) => {
     const known = values.filter((v): v is number => v !== null);
-    if (!known.length) return null;
+    if (!known.length) return <text x={gutter} y={y + 11} class="small">none: it was not asked before the particle died or ended</text>;
     let [low, high] = [Math.min(...known), Math.max(...known)];
     if (high - low < 1e-9) [low, high] = [low - 1, high + 1];
     let d = "";
@@ -159,14 +166,14 @@ function Tracks({ tokens, run, lineage, active, activate }: Along) {
   };
   const names = Object.keys(run.steps[0]?.rewards ?? {});
   for (const name of names) {
-    rows.push({ title: `reward ${name}`, height: 30, draw: (y, h) => curve(lineage.map((n) => run.steps[n.t].rewards[name]?.[n.s] ?? null), y, h, "reward") });
+    rows.push({ title: `reward ${name}`, help: `R of the text so far, by the reward ${name}`, height: 30, draw: (y, h) => curve(lineage.map((n) => run.steps[n.t].rewards[name]?.[n.s] ?? null), y, h, "reward") });
   }
   for (const name of Object.keys(run.steps[0]?.log_potentials ?? {})) {
     const scores = lineage.map((n) => run.steps[n.t].log_potentials[name]?.[n.s] ?? null);
     // What is always 0 only forbids, and has not.
-    if (!names.includes(name) && scores.some((x) => x !== 0)) rows.push({ title: name, height: 30, draw: (y, h) => curve(scores, y, h, "score") });
+    if (!names.includes(name) && scores.some((x) => x !== 0)) rows.push({ title: name, help: `log score of ${name}, nats: added to the log-weight`, height: 30, draw: (y, h) => curve(scores, y, h, "score") });
   }
-  rows.push({ title: "share of the weight", height: 30, draw: (y, h) => curve(lineage.map((n) => run.weights[n.t][n.s]), y, h, "weight", percent) });
+  rows.push({ title: "share of the weight", help: HELP.weight, height: 30, draw: (y, h) => curve(lineage.map((n) => run.weights[n.t][n.s]), y, h, "weight", percent) });
   const tops: number[] = [];
   let y = 4;
   for (const row of rows) {
@@ -183,7 +190,7 @@ function Tracks({ tokens, run, lineage, active, activate }: Along) {
         {active !== null ? <rect class="now" x={x(active) - 0.5} width={Math.max(dx, 2)} y={0} height={y} /> : null}
         {rows.map((row, i) => (
           <g key={row.title}>
-            <text x={gutter - 10} y={tops[i] + 11} text-anchor="end"><title>{row.title}</title>{row.title.length > 20 ? `${row.title.slice(0, 19)}…` : row.title}</text>
+            <text x={gutter - 10} y={tops[i] + 11} text-anchor="end"><title>{row.help ?? row.title}</title>{row.title.length > 20 ? `${row.title.slice(0, 19)}…` : row.title}</text>
             {row.draw(tops[i], row.height)}
           </g>
         ))}
@@ -227,12 +234,14 @@ export function ParticlePanel({ run, node, select }: { run: Run; node: Node; sel
       </header>
       <p class="fate" data-testid="fate">
         <b>{percent(run.weights[node.t][node.s])}</b> of the weight · {run.fate(node)}
-        <span class="dim"> · log p {num(sums.p)} · log q̃ {num(sums.q)} · {tokens.length} tokens</span>
+        <span class="dim">
+          {" "}· <span title={HELP["log p"]}>log p {num(sums.p)} nats</span> · <span title={HELP["log q̃"]}>log q̃ {num(sums.q)} nats</span> · {count(tokens.length, "token")}
+        </span>
       </p>
       <div class="scale" aria-label={`Colours: ${legend.title}, from ${legend.left} to ${legend.right ?? "0"}`}>
         <span>{legend.left}</span>
         <i class={legend.right ? "both" : "one"} />
-        <span>{legend.right ?? (by === "choice" ? "many" : "0")}</span>
+        <span>{legend.right ?? (by === "choice" ? "many" : "0 nats")}</span>
         <span class="dim">{legend.help}</span>
       </div>
       <div class="text" data-testid="text" onMouseLeave={() => point(null)}>

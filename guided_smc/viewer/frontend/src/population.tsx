@@ -1,7 +1,8 @@
 // All particles of one step, as a list to choose from.
 
 import { useEffect, useRef } from "preact/hooks";
-import { Node, num, oneLine, percent, Run } from "./model";
+import { HELP } from "./glossary";
+import { Node, num, oneLine, percent, Run, states } from "./model";
 
 const SIGNS: Record<string, [string, string]> = {
   live: ["", "growing"],
@@ -28,18 +29,19 @@ export function Population({ run, node, select }: { run: Run; node: Node; select
       <header>
         <h2 id="population-title">Step {step.index}</h2>
         <span class="dim">
-          {step.live} growing · K = {step.block_size} · ESS {num(step.ess, 1)} of {step.log_weights.length}
-          {step.resampled ? " · resampled" : ""}
+          {states(step)} ·{" "}
+          <span title={HELP["block size"]}>{step.block_size ? `${step.block_size} drafted at a time` : "no draft"}</span> ·{" "}
+          <span title={HELP["effective sample size"]}>effective sample size {num(step.ess, 1)} of {step.log_weights.length}</span>
+          {step.resampled ? " · then resampled" : ""}
         </span>
       </header>
-      {rewards.length ? (
-        <div class="row head" aria-hidden="true">
-          <span class="slot" />
-          <span class="weight">weight</span>
-          <span class="sign" />
-          {rewards.map(([name]) => <span key={name} class="reward" title={name}>{name.length > 12 ? `${name.slice(0, 11)}…` : name}</span>)}
-        </div>
-      ) : null}
+      <div class="row head" aria-hidden="true">
+        <span class="slot" />
+        <span class="weight" title={HELP.weight}>weight</span>
+        <span class="sign" />
+        {rewards.map(([name]) => <span key={name} class="reward" title={name}>{name.length > 12 ? `${name.slice(0, 11)}…` : name}</span>)}
+        <span class="tail">end of the text so far</span>
+      </div>
       <div ref={list} class="list" role="listbox" tabIndex={0} aria-label={`Particles at step ${step.index}`} aria-activedescendant={`slot-${node.s}`} data-keys="all">
         {step.log_weights.map((_, s) => {
           const w = run.weights[node.t][s];

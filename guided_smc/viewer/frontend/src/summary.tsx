@@ -1,7 +1,8 @@
 // What was asked and what came of it, and the list of runs.
 
 import { useMemo, useState } from "preact/hooks";
-import { answerText, Node, num, oneLine, percent, promptText, Run, RunRecord, seconds, visible } from "./model";
+import { Glossary, HELP } from "./glossary";
+import { answerText, count, Node, num, oneLine, percent, promptText, Run, RunRecord, seconds, visible } from "./model";
 
 function Fact({ name, value, title }: { name: string; value: any; title?: string }) {
   return (
@@ -12,10 +13,17 @@ function Fact({ name, value, title }: { name: string; value: any; title?: string
   );
 }
 
+const HOW: Record<string, string> = {
+  stop: "finish_reason stop: the answer ends where the model, or a stop string, ended it",
+  length: "finish_reason length: the answer was not finished when it had max_tokens tokens",
+  failed: "finish_reason failed: no particle has any weight",
+};
+
 export function badge(record: RunRecord, done: boolean): [string, string] {
   if (record.error) return ["failed", record.error.type ?? "failed"];
   if (!done) return ["running", "running"];
-  return [record.finish_reason ?? "stop", record.finish_reason ?? "done"];
+  const reason = record.finish_reason ?? "stop";
+  return [reason, { stop: "finished", length: "cut at max_tokens", failed: "all particles died" }[reason] ?? reason];
 }
 
 const MOST_TEXTS = 6;
@@ -56,47 +64,58 @@ export function Summary({ run, select }: { run: Run; select: (n: Node) => void }
   const total = Object.values(record.usage?.seconds ?? {}).reduce((a, b) => a + b, 0);
   const sampling = record.sampling ?? {};
   const rewards = Object.entries(record.rewards ?? {});
+  const islands = typeof sampling.islands === "number" ? sampling.islands : 1;
+  const alive = !!record.particles?.some((p) => p.weight);
   return (
     <section class="card summary" aria-labelledby="summary-title">
       <header>
         <h2 id="summary-title">
-          Answer <span class={`badge ${kind}`}>{label}</span>
+          Answer <span class={`badge ${kind}`} title={record.error ? "" : HOW[kind]}>{label}</span>
         </h2>
         <span class="dim">{record.index === undefined ? "" : `record ${record.index}`}</span>
       </header>
       <div class="texts">
-        {prompt ? (
+        {record.prompt !== undefined ? (
           <div>
             <h3>Prompt</h3>
-            <pre tabIndex={0}>{visible(prompt).replace(/↵\n/g, "\n")}</pre>
+            <pre tabIndex={0}>{visible(prompt).replace(/↵\n/g, "\n") || <span class="dim">(empty)</span>}</pre>
           </div>
         ) : null}
         <div>
           <h3>{record.error ? "Error" : "Text"}</h3>
           {record.error ? <p class="error" role="alert"><b>{record.error.type}</b>{record.error.line ? ` (line ${record.error.line})` : ""}: {visible(record.error.message ?? "")}</p> : null}
           {record.error && answer ? <h3 class="second">Best partial text</h3> : null}
-          {answer ? <pre tabIndex={0} data-testid="answer">{visible(answer).replace(/↵\n/g, "\n")}</pre> : run.done ? null : <p class="dim">Known when the run ends: until then any particle may be cut.</p>}
+          {answer ? <pre tabIndex={0} data-testid="answer">{visible(answer).replace(/↵\n/g, "\n")}</pre> : run.done ? (
+            record.error ? null : <p class="dim">The answer is an empty text.</p>
+          ) : <p class="dim">Known when the run ends: until then any particle may be cut.</p>}
         </div>
       </div>
       <Texts run={run} select={select} />
       {record.warnings?.map((w, i) => <p key={i} class="warning">{visible(w)}</p>)}
       <dl class="facts">
-        {evidence !== undefined ? <Fact name="log-evidence" value={num(evidence)} title="log of the estimated probability that the model says something which the constraint and the rewards like" /> : null}
-        {record.kl ? <Fact name="KL to the model" value={`${num(record.kl.value)} nats`} /> : null}
-        {record.diversity ? <Fact name="independent answers" value={num(record.diversity.independent, 1)} title="effective number of independent answers" /> : null}
-        {record.diversity ? <Fact name="distinct texts" value={num(record.diversity.distinct, 1)} title="effective number of different texts" /> : null}
-        {rewards.map(([name, r]) => <Fact key={name} name={name} value={`${num(r.chosen)}  (mean ${num(r.untilted.value)} → ${num(r.tilted.value)})`} title="reward of the answer; its means without and with the tilt" />)}
-        {record.constraint ? <Fact name="constraint" value={oneLine(record.constraint)} /> : null}
-        {last ? <Fact name="particles" value={steps[0].log_weights.length} /> : null}
-        {last ? <Fact name="steps" value={steps.length} /> : null}
-        {steps.length ? <Fact name="resamplings" value={steps.filter((s) => s.resampled).length} /> : null}
-        {record.restarts ? <Fact name="restarts" value={record.restarts} /> : null}
-        {total ? <Fact name="time" value={seconds(total)} /> : null}
-        {record.seed !== undefined ? <Fact name="seed" value={record.seed} /> : null}
-        {typeof sampling.temperature === "number" ? <Fact name="temperature" value={sampling.temperature} /> : null}
-        {sampling.power !== undefined && sampling.power !== 1 ? <Fact name="power" value={sampling.power as number} /> : null}
-        {record.usage?.particle_tokens ? <Fact name="particle tokens" value={record.usage.particle_tokens.toLocaleString("en")} /> : null}
+        {evidence !== undefined && (run.done ? record.particles || !record.error : true) ? <Fact name="log-evidence" value={`${num(evidence)} nats`} title={HELP["log-evidence"]} /> : null}
+        {record.kl ? <Fact name="KL to the model" value={`${num(record.kl.value)} nats`} title={HELP["KL to the model"]} /> : null}
+        {record.diversity && alive ? <Fact name="independent answers" value={`in effect ${num(record.diversity.independent, 1)}`} title={HELP["independent answers"]} /> : null}
+        {record.diversity && alive ? <Fact name="different texts" value={`${run.texts.length}, in effect ${num(record.diversity.distinct, 1)}`} title={HELP["different texts"]} /> : null}
+        {rewards.map(([name, r]) => (
+          <Fact
+            key={name}
+            name={`reward “${name}”`}
+            value={`${num(r.chosen)} (mean ${num(r.tilted.value)}, untilted ${num(r.untilted.value)})`}
+            title="The reward of the answer. In brackets, its mean over the answers that were asked for, and its estimated mean over what the model would say without the reward."
+          />
+        ))}
+        {record.constraint ? <Fact name="constraint" value={oneLine(record.constraint)} title="What every answer has to fit." /> : null}
+        {last ? <Fact name="particles" value={`${steps[0].log_weights.length}${islands > 1 ? `, on ${islands} islands` : ""}`} title={islands > 1 ? `${HELP.particle} Islands are populations that never mix, weighed by their evidence.` : HELP.particle} /> : null}
+        {last ? <Fact name="resampled" value={`${steps.filter((s) => s.resampled).length} of ${count(steps.length, "step")}`} title={HELP.resampled} /> : null}
+        {record.restarts ? <Fact name="restarts" value={record.restarts} title={HELP.restarts} /> : null}
+        {total ? <Fact name="time" value={seconds(total)} title={HELP.time} /> : null}
+        {record.seed !== undefined ? <Fact name="seed" value={record.seed} title={HELP.seed} /> : null}
+        {typeof sampling.temperature === "number" ? <Fact name="temperature" value={sampling.temperature} title="Of the target: below 1 it prefers what is likely, above 1 it is more even." /> : null}
+        {sampling.power !== undefined && sampling.power !== 1 ? <Fact name="power α" value={sampling.power as number} title="The model's probabilities of whole texts are taken to this power." /> : null}
+        {record.usage?.particle_tokens ? <Fact name="particle tokens" value={record.usage.particle_tokens.toLocaleString("en")} title={HELP["particle tokens"]} /> : null}
       </dl>
+      {last ? <Glossary /> : null}
     </section>
   );
 }
@@ -139,7 +158,7 @@ export function Runs({ entries, current, choose }: { entries: Entry[]; current: 
             <div key={i} id={`run-${i}`} role="option" aria-selected={i === current} class="run" onClick={() => choose(i)}>
               <span class="slot">{record.index ?? i}</span>
               <span class="run-texts">
-                <span class="run-prompt">{oneLine(promptText(record.prompt)) || "(prompt not recorded)"}</span>
+                <span class="run-prompt">{oneLine(promptText(record.prompt)) || (record.prompt === undefined ? "(prompt not recorded)" : "(empty prompt)")}</span>
                 <span class="run-answer">{oneLine(answerText(record)) || record.error?.message || ""}</span>
               </span>
               {kind !== "stop" ? <span class={`badge ${kind}`}>{label}</span> : null}
