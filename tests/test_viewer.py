@@ -450,6 +450,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.pause = 0.0
         self.key: str | None = None
+        self.breaks = False  # off after a step
         self.asked: list[dict] = []
         self.gone = threading.Event()
 
@@ -476,6 +477,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(401, "application/json", json.dumps(told).encode())
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
+        if self.server.breaks:
+            self.send_header("Content-Length", "1000000")
         self.end_headers()
         try:
             self._run(body)
@@ -498,6 +501,8 @@ class _Handler(BaseHTTPRequestHandler):
             if isinstance(event, StepEvent):
                 time.sleep(self.server.pause)
                 self._send("step", step_record(event.step, ASCII, event.texts))
+                if self.server.breaks:
+                    return
             else:
                 self._send("result", record_of(event.result, prompt=prompt))
 
@@ -625,13 +630,14 @@ def test_what_the_server_refuses_is_said(browser, server):
     status = page.locator(".go [role=status]")
     fill(page, prompt="abc", key="guess")
     page.get_by_role("button", name="Run").click()
-    page.get_by_text("wrong key").wait_for()
+    page.get_by_text("does not accept this API key").wait_for()
+    assert page.evaluate("() => document.activeElement.name") == "key"
     fill(page, key="secret")
     page.get_by_label("pattern").check()
     fill(page, language="(", max_tokens="8")
     page.keyboard.press("Control+Enter")
     page.wait_for_function("() => document.querySelector('.go .error')?.innerText.includes('(')")
-    assert "wrong key" not in status.inner_text()
+    assert "API key" not in status.inner_text()
     page.get_by_label("JSON schema").check()
     page.locator(".cm-content").click()
     page.keyboard.press("Control+End")
@@ -640,3 +646,66 @@ def test_what_the_server_refuses_is_said(browser, server):
     page.get_by_role("button", name="Run").click()
     page.get_by_text("the schema is no JSON").wait_for()
     assert len(server.asked) == asked
+
+
+def test_a_server_that_goes_away_is_said_and_the_page_stays_usable(browser, server):
+    server.breaks = True
+    page = live(browser, server).page
+    page.get_by_label("free text").check()
+    fill(page, prompt="abc", max_tokens="8")
+    page.get_by_role("button", name="Run").click()
+    page.locator(".go").get_by_text("the connection to the server broke off").wait_for()
+    assert "broke off" in page.get_by_role("alert").inner_text()
+    assert "growing when the run broke off" in page.get_by_test_id("fate").inner_text()
+    server.breaks = False
+    page.get_by_role("button", name="Run").click()
+    page.get_by_test_id("answer").wait_for()
+    assert page.locator(".go .error").count() == 0
+    server.shutdown()
+    server.server_close()
+    page.get_by_role("button", name="Run").click()
+    page.get_by_text("the server cannot be reached").wait_for()
+
+
+def test_what_cannot_be_asked_is_said_in_the_page_before_it_is_sent(browser, server):
+    page = live(browser, server).page
+    said = page.locator(".go .error")
+    page.get_by_label("pattern").check()
+    for field, value, told in [
+        ("n_particles", "many", "particles: “many” is no number"),
+        ("block_size", "x", "block size: “x” is no number"),
+        ("key", "schlüssel’", "characters that no key has"),
+    ]:
+        before = page.locator(f"[name={field}]").input_value()
+        fill(page, **{field: value})
+        page.get_by_role("button", name="Run").click()
+        page.locator(".go").get_by_text(told).wait_for()
+        assert page.evaluate("() => document.activeElement.name") == field
+        fill(page, **{field: before})
+    page.get_by_label("JSON schema").check()
+    for text, told in [("", "the schema is empty"), ("[1]", "a schema is an object")]:
+        page.locator(".cm-content").click()
+        page.keyboard.press("Control+a")
+        page.keyboard.press("Delete")
+        page.keyboard.insert_text(text)
+        page.get_by_role("button", name="Run").click()
+        page.locator(".go").get_by_text(told).wait_for()
+    assert said.count() == 1
+    assert server.asked == []
+
+
+def test_names_stay_in_view_when_a_picture_is_scrolled(browser, tmp_path):
+    out = LM(LETTERS).generate("a", n_particles=4, max_tokens=60, seed=1)
+    record = record_of(out)
+    page = opened(browser, tmp_path, [record], viewport={"width": 380, "height": 800}).page
+    page.keyboard.press("End")
+    page.wait_for_function("() => document.querySelector('.frame').scrollLeft > 100")
+    left = page.locator(".frame").bounding_box()["x"]
+    page.wait_for_function(
+        "left => [...document.querySelectorAll('.frame .title')].every("
+        "(t) => Math.abs(t.getBoundingClientRect().x - left - 8) < 3)",
+        arg=left,
+    )
+    before = page.locator("#particle-title").inner_text()
+    page.locator(".frame").click(position={"x": 60, "y": 60})  # on a label, not what is below it
+    assert page.locator("#particle-title").inner_text() == before

@@ -114,8 +114,9 @@ const Picture = memo(function Picture({ L }: { L: Layout }) {
       <path class="node dead" d={d.dead} />
       <path class="node on" d={d.on} />
       <path class="node ended" d={d.ended} />
-      <Slots L={L} />
+      <Islands L={L} />
       <Axis L={L} />
+      <Slots L={L} />
       <Ess L={L} />
       <Evidence L={L} />
       <Times L={L} />
@@ -130,19 +131,27 @@ function islandsOf(run: Run): number {
 
 function Slots({ L }: { L: Layout }) {
   const rows = L.run.widest;
-  const islands = islandsOf(L.run);
   const every = Math.max(1, Math.ceil(13 / L.rowH));
   return (
-    <g class="axis">
+    <g class="axis stay">
+      <rect class="gutter" y={0} width={GUTTER - 4} height={TOP + L.treeH + 8} />
       <text class="title" x={8} y={TOP - 9}>Particles</text>
       {Array.from({ length: rows }, (_, s) =>
         s % every === 0 ? (
           <text key={s} x={GUTTER - 10} y={L.y(s) + 3.5} text-anchor="end">{s}</text>
         ) : null,
       )}
+    </g>
+  );
+}
+
+function Islands({ L }: { L: Layout }) {
+  const islands = islandsOf(L.run);
+  return (
+    <g>
       {Array.from({ length: islands - 1 }, (_, i) => {
-        const y = TOP + ((i + 1) * rows * L.rowH) / islands;
-        return <line key={i} class="island" x1={GUTTER - 26} x2={L.width - RIGHT} y1={y} y2={y} />;
+        const y = TOP + ((i + 1) * L.treeH) / islands;
+        return <line key={i} class="island" x1={GUTTER} x2={L.width - RIGHT} y1={y} y2={y} />;
       })}
     </g>
   );
@@ -162,7 +171,7 @@ function Axis({ L }: { L: Layout }) {
         t > 0 && step.start !== steps[t - 1].start ? (
           <g key={t}>
             <line class="restart" x1={L.x(t) - L.dx / 2} x2={L.x(t) - L.dx / 2} y1={TOP - 6} y2={L.height} />
-            <text class="restart-label" x={L.x(t) - L.dx / 2 + 4} y={TOP + L.treeH + 14}>start {step.start + 1}</text>
+            <text class="restart-label" x={L.x(t) - L.dx / 2 + 4} y={L.height - 8}>start {step.start + 1}</text>
           </g>
         ) : null,
       )}
@@ -170,15 +179,30 @@ function Axis({ L }: { L: Layout }) {
   );
 }
 
-function Track({ L, i, title, help, top, bottom, children }: { L: Layout; i: number; title: string; help: string; top: string; bottom: string; children: any }) {
+interface TrackProps {
+  L: Layout;
+  i: number;
+  title: string;
+  help: string;
+  top: string;
+  bottom: string;
+  between?: any; // a label
+  children: any;
+}
+
+function Track({ L, i, title, help, top, bottom, between, children }: TrackProps) {
   const y = L.track(i);
   return (
     <g class="track">
-      <text class="title" x={8} y={y - 7}><title>{help}</title>{title}</text>
       <line class="base" x1={GUTTER} x2={L.width - RIGHT} y1={y + TRACK} y2={y + TRACK} />
-      <text x={GUTTER - 10} y={y + 7} text-anchor="end">{top}</text>
-      <text x={GUTTER - 10} y={y + TRACK} text-anchor="end">{bottom}</text>
       {children}
+      <g class="stay">
+        <rect class="gutter" y={y - GAP + 8} width={GUTTER - 4} height={TRACK + GAP - 4} />
+        <text class="title" x={8} y={y - 7}><title>{help}</title>{title}</text>
+        <text x={GUTTER - 10} y={y + 7} text-anchor="end">{top}</text>
+        {between}
+        <text x={GUTTER - 10} y={y + TRACK} text-anchor="end">{bottom}</text>
+      </g>
     </g>
   );
 }
@@ -193,14 +217,15 @@ function Ess({ L }: { L: Layout }) {
   const path = starts.map((start) => line(steps.flatMap((step, t) => (step.start === start ? [t] : []))) ?? "").join("");
   const share = L.run.record.sampling?.ess_threshold;
   const at = typeof share === "number" && L.run.record.sampling?.method === "smc" && islandsOf(L.run) === 1 ? share * (steps[0]?.log_weights.length ?? 0) : 0;
+  const fixed = at > 0 && !L.run.record.sampling?.target_ess;
+  // Only where it keeps clear of the labels at both ends.
+  const apart = scale(at) > y0 - TRACK + 16 && scale(at) < y0 - 14;
+  const label = fixed && apart ? (
+    <text x={GUTTER - 10} y={scale(at) + 4} text-anchor="end"><title>resampled below this</title>{`↻ < ${num(at, Number.isInteger(at) ? 0 : 1)}`}</text>
+  ) : null;
   return (
-    <Track L={L} i={0} title={`Effective sample size, of ${L.run.widest}`} help={HELP["effective sample size"]} top={`${L.run.widest}`} bottom="0">
-      {at > 0 && !L.run.record.sampling?.target_ess ? (
-        <>
-          <line class="threshold" x1={GUTTER} x2={L.width - RIGHT} y1={scale(at)} y2={scale(at)} />
-          <text x={GUTTER - 10} y={scale(at) + 4} text-anchor="end"><title>resampled below this</title>{`↻ < ${num(at, Number.isInteger(at) ? 0 : 1)}`}</text>
-        </>
-      ) : null}
+    <Track L={L} i={0} title={`Effective sample size, of ${L.run.widest}`} help={HELP["effective sample size"]} top={`${L.run.widest}`} bottom="0" between={label}>
+      {fixed ? <line class="threshold" x1={GUTTER} x2={L.width - RIGHT} y1={scale(at)} y2={scale(at)} /> : null}
       <path class="curve" d={path} />
       {L.dx > 16 ? <path class="curve-dots plain" d={steps.map((s, t) => dot(L.x(t), scale(s.ess), 2)).join("")} /> : null}
       <path class="curve-dots" d={steps.map((s, t) => (s.resampled ? dot(L.x(t), scale(s.ess), Math.min(2.6, L.dx * 0.35)) : "")).join("")} />
@@ -311,8 +336,9 @@ export function Genealogy({ run, selected, select }: Props) {
 
   const nearest = (event: MouseEvent): Node | null => {
     const rect = (event.currentTarget as Element).getBoundingClientRect();
+    if (event.clientX - frame.current!.getBoundingClientRect().left < GUTTER) return null; // the labels, however far it is scrolled
     const t = Math.round((event.clientX - rect.left - GUTTER) / L.dx - 0.5);
-    if (event.clientX - rect.left < GUTTER || t < 0 || t >= run.steps.length) return null;
+    if (t < 0 || t >= run.steps.length) return null;
     const y = event.clientY - rect.top;
     const s = Math.round((y - TOP) / L.rowH - 0.5);
     if (y > TOP + L.treeH + GAP / 2) return { t, s: Math.min(selected?.s ?? 0, run.steps[t].log_weights.length - 1) };
@@ -345,6 +371,7 @@ export function Genealogy({ run, selected, select }: Props) {
         aria-label={`Genealogy of ${run.widest} particles over ${run.steps.length} steps`}
         aria-describedby="genealogy-keys"
         data-keys="all"
+        onScroll={(e) => e.currentTarget.style.setProperty("--scrolled", `${e.currentTarget.scrollLeft}px`)}
       >
         <div
           class="layers"

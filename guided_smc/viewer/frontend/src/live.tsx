@@ -29,7 +29,9 @@ export async function* eventsOf(body: ReadableStream<Uint8Array>): AsyncGenerato
   const reader = body.pipeThrough(new TextDecoderStream() as any).getReader() as ReadableStreamDefaultReader<string>;
   let left = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch(() => {
+      throw new Error("the connection to the server broke off before the run ended: is the server still running?");
+    });
     if (done) return;
     left += value;
     const blocks = left.split(/\r?\n\r?\n/);
@@ -51,7 +53,35 @@ interface Props {
   show: (record: RunRecord, done: boolean, first: boolean) => void;
 }
 
-const number = (text: string) => (text.trim() === "" ? undefined : Number(text));
+/** What the user can mend in a field of the form. */
+class FieldError extends Error {
+  constructor(
+    message: string,
+    readonly field: string,
+  ) {
+    super(message);
+  }
+}
+
+function schemaOf(text: string): unknown {
+  if (!text.trim()) throw new Error("the schema is empty: write one, or choose free text");
+  let schema: unknown;
+  try {
+    schema = JSON.parse(text);
+  } catch (error) {
+    throw new Error(`the schema is no JSON: ${(error as Error).message}`);
+  }
+  if (!schema || typeof schema !== "object" || Array.isArray(schema)) throw new Error('a schema is an object, such as {"type": "integer"}');
+  return schema;
+}
+
+/** Why the server has refused a request, as a user of this page can mend it. */
+async function refusal(response: Response, key: string): Promise<Error> {
+  if (response.status === 401) return new FieldError(key ? "the server does not accept this API key" : "the server asks for an API key: fill in the field", "key");
+  const told = await response.json().catch(() => null);
+  const message: string = told?.error?.message ?? `the server answered with status ${response.status}`;
+  return response.status === 413 ? new FieldError(`the prompt is too long for this server: ${message}`, "prompt") : new Error(message);
+}
 
 export function Live({ show }: Props) {
   const [prompt, setPrompt] = useState("Invent a sailor, as JSON.");
@@ -69,16 +99,23 @@ export function Live({ show }: Props) {
     return () => view.destroy();
   }, [kind]);
 
+  const number = (name: keyof typeof options) => {
+    const text = options[name].trim();
+    if (text === "") return undefined;
+    if (!Number.isFinite(Number(text))) throw new FieldError(`${name.replaceAll("_", " ").replace("n particles", "particles")}: “${text}” is no number`, name);
+    return Number(text);
+  };
+
   const request = (): Record<string, unknown> => {
     const body: Record<string, unknown> = {
       messages: [{ role: "user", content: prompt }],
-      max_tokens: number(options.max_tokens),
-      temperature: number(options.temperature),
-      seed: number(options.seed),
-      smc: { n_particles: number(options.n_particles), ...(options.block_size.trim() ? { block_size: options.block_size.trim() === "auto" ? "auto" : number(options.block_size) } : {}) },
+      max_tokens: number("max_tokens"),
+      temperature: number("temperature"),
+      seed: number("seed"),
+      smc: { n_particles: number("n_particles"), ...(options.block_size.trim() ? { block_size: options.block_size.trim() === "auto" ? "auto" : number("block_size") } : {}) },
     };
     const text = texts[kind] ?? "";
-    if (kind === "schema") body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(schema.current), strict: true } };
+    if (kind === "schema") body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: schemaOf(schema.current), strict: true } };
     if (kind === "regex") body.guided_regex = text;
     if (kind === "choice") body.guided_choice = text.split("\n").filter((line) => line !== "");
     if (kind === "grammar") body.guided_grammar = text;
@@ -104,16 +141,16 @@ export function Live({ show }: Props) {
     say({ text: "waiting for the server …", bad: false });
     try {
       const body = request();
+      if (/[^\x21-\x7e]/.test(key)) throw new FieldError("the API key has characters that no key has, such as spaces or accents", "key");
       const response = await fetch("smc/run", {
         method: "POST",
         headers: { "Content-Type": "application/json", Accept: "text/event-stream", ...(key ? { Authorization: `Bearer ${key}` } : {}) },
         body: JSON.stringify(body),
         signal: stop.signal,
+      }).catch(() => {
+        throw new Error("the server cannot be reached: is it still running?");
       });
-      if (!response.ok || !response.body) {
-        const told = await response.json().catch(() => null);
-        throw new Error(told?.error?.message ?? `the server answered ${response.status}`);
-      }
+      if (!response.ok || !response.body) throw await refusal(response, key);
       let ended = false;
       for await (const [name, data] of eventsOf(response.body)) {
         if (data === "[DONE]") break;
@@ -138,10 +175,11 @@ export function Live({ show }: Props) {
       }
       if (!ended) throw new Error("the server closed the connection before the run ended");
     } catch (error) {
-      const message = error instanceof SyntaxError ? `the schema is no JSON: ${error.message}` : error instanceof Error ? error.message : String(error);
+      const message = error instanceof Error ? error.message : String(error);
+      if (error instanceof FieldError) document.querySelector<HTMLElement>(`.live [name=${error.field}]`)?.focus();
       const cancelled = stop.signal.aborted;
       say({ text: cancelled ? "cancelled" : message, bad: !cancelled });
-      if (record.steps!.length) finish({ ...record, error: { type: cancelled ? "Cancelled" : "Error", message: cancelled ? "The run was cancelled." : message } });
+      if (record.steps!.length) finish({ ...record, error: { type: cancelled ? "Cancelled" : "Broken off", message: cancelled ? "The run was cancelled." : message } });
     } finally {
       setRunning(null);
     }

@@ -244,6 +244,7 @@ export class Run {
     }
     const answer = last && this.done && same(this.answer, n) ? ", the answer" : "";
     if (copies > 1) return `${how}, then copied: ${copies} particles continue it${answer && ", one of them the answer"}`;
+    if (last && this.done && status === "live") return "growing when the run broke off";
     if (last && this.done) return `${how}${answer || ", a final particle"}`;
     return step.resampled ? `${how}, and kept by resampling` : how;
   }

@@ -93,7 +93,7 @@ export function Summary({ run, select }: { run: Run; select: (n: Node) => void }
       <Texts run={run} select={select} />
       {record.warnings?.map((w, i) => <p key={i} class="warning">{visible(w)}</p>)}
       <dl class="facts">
-        {evidence !== undefined && (run.done ? record.particles || !record.error : true) ? <Fact name="log-evidence" value={`${num(evidence)} nats`} title={HELP["log-evidence"]} /> : null}
+        {evidence !== undefined && (last || !record.error) ? <Fact name="log-evidence" value={`${num(evidence)} nats`} title={HELP["log-evidence"]} /> : null}
         {record.kl ? <Fact name="KL to the model" value={`${num(record.kl.value)} nats`} title={HELP["KL to the model"]} /> : null}
         {record.diversity && alive ? <Fact name="independent answers" value={`in effect ${num(record.diversity.independent, 1)}`} title={HELP["independent answers"]} /> : null}
         {record.diversity && alive ? <Fact name="different texts" value={`${run.texts.length}, in effect ${num(record.diversity.distinct, 1)}`} title={HELP["different texts"]} /> : null}
