@@ -134,7 +134,8 @@ function Slots({ L }: { L: Layout }) {
   const every = Math.max(1, Math.ceil(13 / L.rowH));
   return (
     <g class="axis stay">
-      <rect class="gutter" y={0} width={GUTTER - 4} height={TOP + L.treeH + 8} />
+      <rect class="gutter" y={0} width={GUTTER - 16} height={TOP - 4} />
+      <rect class="gutter" y={TOP - 4} width={GUTTER - 4} height={L.treeH + 12} />
       <text class="title" x={8} y={TOP - 9}>Particles</text>
       {Array.from({ length: rows }, (_, s) =>
         s % every === 0 ? (

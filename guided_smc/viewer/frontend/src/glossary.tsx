@@ -7,11 +7,11 @@ export const HELP = {
   "log-evidence":
     "Natural logarithm of the estimated evidence. With a constraint alone that is the probability that the model, left to itself, gives an answer that fits: −2.3 nats are one in 10, −7 one in 1,000. A reward multiplies each answer by exp(β · reward), so it may exceed 0. Without both it should be near 0, and what it differs by is chance.",
   "effective sample size":
-    "ESS: so many particles of equal weight would be worth as much as these of different weights, 1 / Σ w². It is all particles if they weigh the same, and 1 if one has all the weight. Where it falls below the dotted line, the population is resampled: heavy particles are copied, light ones dropped.",
+    "ESS: so many particles of equal weight would be worth as much as these of different weights, 1/Σw². It is all particles if they weigh the same, and 1 if one has all the weight. Where it falls below the dotted line, the population is resampled: heavy particles are copied, light ones dropped.",
   "different texts":
-    "How many final particles of different text have any weight; and how many texts of equal weight would be worth as much, 1 / Σ w² over the texts' shares of the weight. One text that has nearly all of it makes that about 1, however many there are.",
+    "How many final particles of different text have any weight; and how many texts of equal weight would be worth as much, 1/Σw² over the texts' shares of the weight. One text that has nearly all of it makes that about 1, however many there are.",
   "independent answers":
-    "Particles that descend from the same particle of the first step are one family, and no independent evidence. This is how many families of equal weight would be worth as much: 1 / Σ w² over the families' shares of the weight. Near 1, the run has seen one answer only.",
+    "Particles that descend from the same particle of the first step are one family, and no independent evidence. This is how many families of equal weight would be worth as much: 1/Σw² over the families' shares of the weight. Near 1, the run has seen one answer only.",
   "KL to the model":
     "How far the answers that were asked for are from what the model says by itself (Kullback–Leibler divergence). 0 is the same; it takes more than about exp(KL) particles to find such answers.",
   "log p": "Natural logarithm of a token's probability under the target, the model whose answers are wanted; of a text, the sum over its tokens.",

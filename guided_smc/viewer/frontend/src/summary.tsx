@@ -93,7 +93,7 @@ export function Summary({ run, select }: { run: Run; select: (n: Node) => void }
       <Texts run={run} select={select} />
       {record.warnings?.map((w, i) => <p key={i} class="warning">{visible(w)}</p>)}
       <dl class="facts">
-        {evidence !== undefined && (last || !record.error) ? <Fact name="log-evidence" value={`${num(evidence)} nats`} title={HELP["log-evidence"]} /> : null}
+        {evidence !== undefined && (last || !record.error) ? <Fact name="log-evidence" value={evidence === null ? num(null) : `${num(evidence)} nats`} title={HELP["log-evidence"]} /> : null}
         {record.kl ? <Fact name="KL to the model" value={`${num(record.kl.value)} nats`} title={HELP["KL to the model"]} /> : null}
         {record.diversity && alive ? <Fact name="independent answers" value={`in effect ${num(record.diversity.independent, 1)}`} title={HELP["independent answers"]} /> : null}
         {record.diversity && alive ? <Fact name="different texts" value={`${run.texts.length}, in effect ${num(record.diversity.distinct, 1)}`} title={HELP["different texts"]} /> : null}
@@ -106,7 +106,7 @@ export function Summary({ run, select }: { run: Run; select: (n: Node) => void }
           />
         ))}
         {record.constraint ? <Fact name="constraint" value={oneLine(record.constraint)} title="What every answer has to fit." /> : null}
-        {last ? <Fact name="particles" value={`${steps[0].log_weights.length}${islands > 1 ? `, on ${islands} islands` : ""}`} title={islands > 1 ? `${HELP.particle} Islands are populations that never mix, weighed by their evidence.` : HELP.particle} /> : null}
+        {last ? <Fact name="particles" value={`${steps[0].log_weights.length}${last.log_weights.length === steps[0].log_weights.length ? "" : `, ${last.log_weights.length} in the end`}${islands > 1 ? `, on ${islands} islands` : ""}`} title={islands > 1 ? `${HELP.particle} Islands are populations that never mix, weighed by their evidence.` : HELP.particle} /> : null}
         {last ? <Fact name="resampled" value={`${steps.filter((s) => s.resampled).length} of ${count(steps.length, "step")}`} title={HELP.resampled} /> : null}
         {record.restarts ? <Fact name="restarts" value={record.restarts} title={HELP.restarts} /> : null}
         {total ? <Fact name="time" value={seconds(total)} title={HELP.time} /> : null}
@@ -159,9 +159,9 @@ export function Runs({ entries, current, choose }: { entries: Entry[]; current: 
               <span class="slot">{record.index ?? i}</span>
               <span class="run-texts">
                 <span class="run-prompt">{oneLine(promptText(record.prompt)) || (record.prompt === undefined ? "(prompt not recorded)" : "(empty prompt)")}</span>
-                <span class="run-answer">{oneLine(answerText(record)) || record.error?.message || ""}</span>
+                <span class="run-answer">{oneLine(answerText(record)) || oneLine(record.error?.message ?? "")}</span>
+                {kind !== "stop" ? <span class={`badge ${kind}`}>{label}</span> : null}
               </span>
-              {kind !== "stop" ? <span class={`badge ${kind}`}>{label}</span> : null}
             </div>
           );
         })}
