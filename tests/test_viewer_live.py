@@ -69,8 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _run(self, body):
         smc, prompt = body["smc"], body["messages"][-1]["content"]
         language = None
-        if "response_format" in body:
-            language = json_schema(body["response_format"]["json_schema"]["schema"])
+        if "guided_json" in body:
+            language = json_schema(body["guided_json"])
         if "guided_regex" in body:
             language = regex(body["guided_regex"])
         settings = {"n_particles": smc["n_particles"], "max_tokens": body["max_tokens"]}
@@ -128,13 +128,17 @@ def test_a_prompt_runs_under_a_schema_from_the_editor_and_its_answer_is_shown(br
     editor.click()
     page.keyboard.press("Control+a")
     page.keyboard.press("Delete")
-    page.keyboard.insert_text('{"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}')
+    # As it stands there: 2^53 + 1 is no number of JavaScript's.
+    schema = (
+        '{"items": {"enum": [1, 2]}, "type": "array", "maxItems": 3, "default": [9007199254740993]}'
+    )
+    page.keyboard.insert_text(schema)
     page.get_by_role("button", name="Run").click()
     page.get_by_test_id("answer").wait_for()
     answer = json.loads(page.get_by_test_id("answer").inner_text())
     assert isinstance(answer, list) and set(answer) <= {1, 2}
     (asked,) = server.asked
-    assert asked["response_format"]["json_schema"]["schema"]["items"] == {"enum": [1, 2]}
+    assert asked["guided_json"] == schema
     assert (asked["seed"], asked["smc"]) == (0, {"n_particles": 6})
     page.mouse.click(*node(page, 1, 2))
     assert page.locator("#particle-title").inner_text() == "Particle 2 at step 1"
@@ -256,6 +260,7 @@ def test_what_cannot_be_asked_is_said_in_the_page_before_it_is_sent(browser, ser
     for field, value, told in [
         ("n_particles", "many", "particles: “many” is no number"),
         ("block_size", "x", "block size: “x” is no number"),
+        ("seed", "9007199254740993", "is more than this page can send exactly"),
         ("key", "schlüssel’", "characters that no key has"),
     ]:
         before = page.locator(f"[name={field}]").input_value()

@@ -63,7 +63,8 @@ class FieldError extends Error {
   }
 }
 
-function schemaOf(text: string): unknown {
+/** The schema as it was written: a number of JavaScript's would round what it holds. */
+function schemaOf(text: string): string {
   if (!text.trim()) throw new Error("the schema is empty: write one, or choose free text");
   let schema: unknown;
   try {
@@ -72,7 +73,7 @@ function schemaOf(text: string): unknown {
     throw new Error(`the schema is no JSON: ${(error as Error).message}`);
   }
   if (!schema || typeof schema !== "object" || Array.isArray(schema)) throw new Error('a schema is an object, such as {"type": "integer"}');
-  return schema;
+  return text;
 }
 
 /** Why the server has refused a request, as a user of this page can mend it. */
@@ -103,6 +104,7 @@ export function Live({ show }: Props) {
     const text = options[name].trim();
     if (text === "") return undefined;
     if (!Number.isFinite(Number(text))) throw new FieldError(`${name.replaceAll("_", " ").replace("n particles", "particles")}: “${text}” is no number`, name);
+    if (Number(text) > Number.MAX_SAFE_INTEGER) throw new FieldError(`${name}: ${text} is more than this page can send exactly (${Number.MAX_SAFE_INTEGER})`, name);
     return Number(text);
   };
 
@@ -115,7 +117,7 @@ export function Live({ show }: Props) {
       smc: { n_particles: number("n_particles"), ...(options.block_size.trim() ? { block_size: options.block_size.trim() === "auto" ? "auto" : number("block_size") } : {}) },
     };
     const text = texts[kind] ?? "";
-    if (kind === "schema") body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: schemaOf(schema.current), strict: true } };
+    if (kind === "schema") body.guided_json = schemaOf(schema.current);
     if (kind === "regex") body.guided_regex = text;
     if (kind === "choice") body.guided_choice = text.split("\n").filter((line) => line !== "");
     if (kind === "grammar") body.guided_grammar = text;
