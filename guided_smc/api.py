@@ -272,7 +272,8 @@ class LM:
             if opts.stop:
                 raise OptionError(
                     "stop strings cannot be used with a constraint: the constraint says where "
-                    "the text ends; leave one of them out"
+                    "the text ends; leave one of them out",
+                    option="stop",
                 )
         ids = self.encoder.encode(prompt, chat=chat)
         self._check_length(ids, opts)
@@ -307,13 +308,23 @@ class LM:
         checked: dict[int, float] = {}
         for token, value in bias.items():
             if isinstance(token, bool) or not isinstance(token, int):
-                raise OptionError(f"logit_bias: token ids are whole numbers, got {token!r}")
+                raise OptionError(
+                    f"logit_bias: token ids are whole numbers, got {token!r}", option="logit_bias"
+                )
             if not 0 <= token < len(self.model.vocabulary) or not self.model.vocabulary.real[token]:
-                raise OptionError(f"logit_bias: the model has no token {token}")
+                raise OptionError(
+                    f"logit_bias: the model has no token {token}", option="logit_bias"
+                )
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise OptionError(f"logit_bias: of token {token} must be a number, got {value!r}")
+                raise OptionError(
+                    f"logit_bias: of token {token} must be a number, got {value!r}",
+                    option="logit_bias",
+                )
             if not math.isfinite(value):
-                raise OptionError(f"logit_bias: of token {token} must be finite, got {value!r}")
+                raise OptionError(
+                    f"logit_bias: of token {token} must be finite, got {value!r}",
+                    option="logit_bias",
+                )
             checked[token] = float(value)
         return checked
 
@@ -339,10 +350,14 @@ class LM:
         elif block_size != 0 and self.draft is None:
             raise OptionError(
                 f"block_size={block_size} needs a draft model: load(..., draft=...), or "
-                "block_size=0 to let the target propose for itself"
+                "block_size=0 to let the target propose for itself",
+                option="block_size",
             )
         if self.draft is None and opts.draft_temperature is not None:
-            raise OptionError("draft_temperature needs a draft model: load(..., draft=...)")
+            raise OptionError(
+                "draft_temperature needs a draft model: load(..., draft=...)",
+                option="draft_temperature",
+            )
         greedy = opts.temperature / opts.power < 1e-3 or opts.top_k == 1
         if block_size != 0 and greedy:
             block_size = 0
@@ -363,11 +378,13 @@ class LM:
         if self._costs is None and self._split:
             raise OptionError(
                 'block_size="auto" measures what passes cost, which differs between the processes '
-                "of tp_plan: give load() the same costs= in all of them, or a number"
+                "of tp_plan: give load() the same costs= in all of them, or a number",
+                option="block_size",
             )
         if not self.costs.draft:
             raise OptionError(
-                'block_size="auto" needs a cost model that knows the draft: give it `draft` points'
+                'block_size="auto" needs a cost model that knows the draft: give it `draft` points',
+                option="block_size",
             )
         return self.costs
 
@@ -378,12 +395,15 @@ class LM:
             return
         if len(ids) > limit:
             raise PromptError(
-                f"the prompt has {len(ids)} tokens, the model's context {limit}; shorten the prompt"
+                f"the prompt has {len(ids)} tokens, the model's context {limit}; shorten the "
+                "prompt",
+                too_long="prompt",
             )
         if len(ids) + opts.max_tokens > limit:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens and max_tokens is {opts.max_tokens}, together "
-                f"over the model's context of {limit}; shorten the prompt or lower max_tokens"
+                f"over the model's context of {limit}; shorten the prompt or lower max_tokens",
+                too_long="max_tokens",
             )
 
     # -- running ---------------------------------------------------------------------------------
@@ -547,6 +567,10 @@ class LM:
         return sweeping.run(self, prompts, reward, betas, n_particles, **settings)
 
 
+def _wrong_bias(said: str) -> OptionError:
+    return OptionError(f"logit_bias: {said}", option="logit_bias")
+
+
 def derive_seed(seed: int, index: int) -> int:
     """The seed of the prompt at `index` of a run; that of index 0 is the run's own."""
     if index == 0:
@@ -571,11 +595,14 @@ def _check_method(method: Method, scores: Sequence[Potential], *, constrained: b
     """Refuse a method that lacks what it chooses by."""
     if method == "token_masking" and not constrained:
         raise OptionError(
-            'method="token_masking" needs a constraint (output_type=, or a potential that is one)'
+            'method="token_masking" needs a constraint (output_type=, or a potential that is one)',
+            option="method",
         )
     tilted = any(isinstance(score, Tilt) and score.beta != 0 for score in scores)
     if method in ("best_of_n", "soft_best_of_n") and not tilted:
-        raise OptionError(f"method={method!r} needs a reward with a beta other than 0")
+        raise OptionError(
+            f"method={method!r} needs a reward with a beta other than 0", option="method"
+        )
 
 
 def _refuse_index(settings: dict[str, Any]) -> None:

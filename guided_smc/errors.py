@@ -6,17 +6,38 @@ about a bad argument also derive from `ValueError`, so that ordinary handlers ca
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class GuidedSMCError(Exception):
     """Base of all errors of this package."""
 
 
 class OptionError(GuidedSMCError, ValueError):
-    """An option has a value that cannot work (`max_tokens=0`, `beta=inf`, an unknown scheme...)."""
+    """An option has a value that cannot work (`max_tokens=0`, `beta=inf`, an unknown scheme...).
+
+    Attributes:
+        option: Its name, where one is to blame and a program may want to know it.
+    """
+
+    def __init__(self, message: str, *, option: str | None = None) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class PromptError(GuidedSMCError, ValueError):
-    """A prompt cannot be used: empty, malformed messages, or too long for the model's context."""
+    """A prompt cannot be used: empty, malformed messages, or too long for the model's context.
+
+    Attributes:
+        too_long: What goes beyond the model's context: `"prompt"`, which does so alone, or
+            `"max_tokens"`, which does so behind it; None where something else is wrong.
+    """
+
+    def __init__(
+        self, message: str, *, too_long: Literal["prompt", "max_tokens"] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.too_long = too_long
 
 
 class ModelError(GuidedSMCError):

@@ -193,16 +193,19 @@ def make_options(base: Options | None = None, **changes: Any) -> Options:
     except ValidationError as error:
         known = ", ".join(Options.model_fields)
         parts = []
+        blamed: list[str] = []
         for e in error.errors():
             name = ".".join(map(str, e["loc"]))
             message = e["msg"].removeprefix("Value error, ")
+            # What is wrong with several options together begins with the name of one.
+            blamed.append(name or message.partition(":")[0])
             if e["type"] == "extra_forbidden":
                 parts.append(f"unknown option {name!r} (there are: {known})")
-            elif not name:  # of several options together
+            elif not name:
                 parts.append(message)
             else:
                 parts.append(f"{name}: {message}, got {e['input']!r}")
-        raise OptionError("; ".join(parts)) from None
+        raise OptionError("; ".join(parts), option=blamed[0]) from None
 
 
 def check_beta(beta: Any) -> float:

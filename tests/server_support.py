@@ -18,6 +18,22 @@ from guided_smc import LM, TableModel, Vocabulary
 BYTES = Vocabulary([bytes([b]) for b in range(256)] + [b""], eos_ids=[256])
 
 
+USER = [{"role": "user", "content": "hi"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "light",
+        "description": "Switches the light.",
+        "parameters": {
+            "type": "object",
+            "properties": {"on": {"type": "boolean"}},
+            "required": ["on"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
 class ChatTable(TableModel):
     """A table over bytes that takes messages: their contents, one after the other."""
 
@@ -46,6 +62,23 @@ def table_client(lm=None, *, rewards=None, headers=None, **settings) -> Iterator
     with TestClient(app, headers=headers, raise_server_exceptions=False) as client:
         client.server = app.state.server
         yield client
+
+
+def chat(client, **fields):
+    return client.post("/v1/chat/completions", json={"model": "table", "messages": USER, **fields})
+
+
+def refused(response, status, *, param=None, code=None, said=None):
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    if param is not None:
+        assert error["param"] == param, error
+    if code is not None:
+        assert error["code"] == code
+    if said is not None:
+        assert said in error["message"]
+    return error
 
 
 @contextlib.contextmanager

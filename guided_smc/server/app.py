@@ -37,7 +37,7 @@ from guided_smc.server.metrics import Metrics
 from guided_smc.server.middleware import Gate
 from guided_smc.server.openapi import RESPONSES, describe
 from guided_smc.server.protocol import ChatRequest, Common, CompletionRequest, RunRequest
-from guided_smc.server.requests import Body, Prepared, Preparer, find_spec
+from guided_smc.server.requests import Body, Prepared, Preparer, fields_of, find_spec
 from guided_smc.server.settings import Settings, read_settings
 from guided_smc.server.sse import ALIVE, DONE, ClientGoneError, EventStream, data, unless_gone
 from guided_smc.server.tickets import Ticket
@@ -114,12 +114,15 @@ class Server:
             self.metrics.cancelled.labels("gone").inc()
             return Response(status_code=_GONE)
         except Exception as error:
-            raise self.told(error) from None
+            raise self.told(error, body) from None
 
-    def told(self, error: Exception) -> ApiError:
+    def told(self, error: Exception, body: Body | None = None) -> ApiError:
         """What the client is told; the log is told the rest."""
-        api_error = from_exception(error, request_id.get())
-        if api_error.status >= 500 and not isinstance(error, ApiError):
+        if isinstance(error, ApiError):
+            return error
+        fields = None if body is None else fields_of(body)
+        api_error = from_exception(error, request_id.get(), fields)
+        if api_error.status >= 500:
             log.error("an answer failed: %s", error, exc_info=error)
         return api_error
 
@@ -183,8 +186,7 @@ class Server:
             async with ticket:
                 return Json(writer.response(await ticket.results()))
         await ticket.__aenter__()  # here, so that a full queue is a status
-        with_usage = body.stream_options is not None and body.stream_options.include_usage
-        return self._stream(self._chunks(writer, ticket, with_usage=with_usage))
+        return self._stream(self._chunks(writer, ticket, body))
 
     def _stream(self, events: AsyncGenerator[bytes, None]) -> EventStream:
         return EventStream(
@@ -194,7 +196,7 @@ class Server:
         )
 
     async def _chunks(
-        self, writer: Writer, ticket: Ticket, *, with_usage: bool
+        self, writer: Writer, ticket: Ticket, body: ChatRequest | CompletionRequest
     ) -> AsyncGenerator[bytes, None]:
         sent = ["" for _ in ticket.answers]
         results: list[Result[Any] | None] = [None for _ in ticket.answers]
@@ -218,11 +220,11 @@ class Server:
                     elif len(text) > len(sent[i]):
                         yield data(writer.more(i, text[len(sent[i]) :]))
                         sent[i] = text
-            if with_usage:
+            if body.stream_options is not None and body.stream_options.include_usage:
                 yield data(writer.final_usage([r for r in results if r is not None]))
             yield DONE
         except Exception as error:
-            yield data(self.told(error).body)
+            yield data(self.told(error, body).body)
             yield DONE
         finally:
             await ticket.__aexit__()
@@ -234,9 +236,11 @@ class Server:
             self.engine, prepared.requests, owner=http.state.owner, seconds=seconds, steps=True
         )
         await ticket.__aenter__()
-        return self._stream(self._steps(ticket, prepared))
+        return self._stream(self._steps(ticket, prepared, body))
 
-    async def _steps(self, ticket: Ticket, prepared: Prepared) -> AsyncGenerator[bytes, None]:
+    async def _steps(
+        self, ticket: Ticket, prepared: Prepared, body: RunRequest
+    ) -> AsyncGenerator[bytes, None]:
         (request,), (answer,) = prepared.requests, ticket.answers
         try:
             yield data(
@@ -261,7 +265,7 @@ class Server:
             record = result_record(line, answer.outcome, FINGERPRINT, full=True)
             yield _encoded(record, "result")
         except Exception as error:
-            yield data(self.told(error).body, "error")
+            yield data(self.told(error, body).body, "error")
         finally:
             await ticket.__aexit__()
 

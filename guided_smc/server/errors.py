@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass
 from typing import Any
 
 from guided_smc.errors import (
@@ -15,13 +15,13 @@ from guided_smc.errors import (
     UnsupportedConstraintError,
 )
 
-_FIELDS = (
-    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "logit_bias", "n"),
-)
-_OF_SMC = (
+LIKE_OPTIONS = (
     *("n_particles", "block_size", "ess_threshold", "resampling", "power", "method", "target_ess"),
-    *("min_particles", "max_particles", "islands", "draft_temperature", "max_restarts", "beta"),
+    *("min_particles", "max_particles", "islands", "draft_temperature", "max_restarts"),
 )
+"""Fields of `smc` that are options of the same name."""
+
+_FIELDS = (*("temperature", "top_p", "top_k", "min_p", "seed", "stop", "logit_bias"),)
 
 
 class ApiError(Exception):
@@ -116,30 +116,46 @@ def failed(request_id: str) -> ApiError:
     )
 
 
-def _blamed(message: str) -> str | None:
-    """The field of a request that an error of an option begins with, if it does."""
-    found = re.match(r"[a-z_]+\b", message)
-    name = found[0] if found else ""
-    if name in _FIELDS:
-        return name
-    return f"smc.{name}" if name in _OF_SMC else None
+@dataclass(frozen=True)
+class Fields:
+    """Where a request has what an error may be about.
+
+    Attributes:
+        prompt: The field with its prompt.
+        limit: The field with its most tokens.
+        constraint: The field with its constraint, if it has one.
+    """
+
+    prompt: str = "prompt"
+    limit: str = "max_tokens"
+    constraint: str | None = None
 
 
-def from_exception(error: BaseException, request_id: str) -> ApiError:
+def _field_of(option: str | None, fields: Fields) -> str | None:
+    """The field of a request that an option was taken from."""
+    if option == "max_tokens":
+        return fields.limit
+    if option in _FIELDS:
+        return option
+    return f"smc.{option}" if option in LIKE_OPTIONS else None
+
+
+def from_exception(error: BaseException, request_id: str, fields: Fields | None = None) -> ApiError:
     """What a client is told of an error; what it must not see is only in the log."""
+    fields = fields or Fields()
     if isinstance(error, ApiError):
         return error
     message = str(error)
     if isinstance(error, UnsupportedConstraintError):
-        return ApiError(400, message, param="response_format", code="unsupported_constraint")
+        return ApiError(400, message, param=fields.constraint, code="unsupported_constraint")
     if isinstance(error, ConstraintError):
-        return ApiError(400, message, param="response_format", code="invalid_constraint")
+        return ApiError(400, message, param=fields.constraint, code="invalid_constraint")
     if isinstance(error, PromptError):
-        long = "context of" in message or "model's context" in message
-        code = "context_length_exceeded" if long else "invalid_prompt"
-        return ApiError(400, message, param="max_tokens" if long else "messages", code=code)
+        code = "context_length_exceeded" if error.too_long else "invalid_prompt"
+        param = fields.limit if error.too_long == "max_tokens" else fields.prompt
+        return ApiError(400, message, param=param, code=code)
     if isinstance(error, OptionError):
-        return ApiError(400, message, param=_blamed(message), code="invalid_value")
+        return ApiError(400, message, param=_field_of(error.option, fields), code="invalid_value")
     if isinstance(error, OutputError):
         return ApiError(422, message, type="no_valid_output", code=error.finish_reason)
     if isinstance(error, PotentialError):

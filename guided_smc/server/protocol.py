@@ -9,12 +9,22 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from guided_smc.options import Method, ResamplingScheme
 
 _MOST_STOPS = 16
 _MOST_TOOLS = 64
 _NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+
+
+DISAGREE = "fields_disagree"
+"""Pydantic's type of the errors that a request's fields make together."""
+
+
+def _wrong(field: str, message: str) -> PydanticCustomError:
+    """An error of several fields, of which one is to blame."""
+    return PydanticCustomError(DISAGREE, "{message}", {"message": message, "field": field})
 
 
 class Strict(BaseModel):
@@ -83,15 +93,15 @@ class Message(Strict):
     @model_validator(mode="after")
     def _agrees(self) -> Message:
         if self.tool_calls is not None and self.role != "assistant":
-            raise ValueError("tool_calls belong to messages of the assistant")
+            raise _wrong("tool_calls", "belong to messages of the assistant")
         if self.role == "tool" and not self.tool_call_id:
-            raise ValueError("a message of a tool needs tool_call_id")
+            raise _wrong("tool_call_id", "a message of a tool needs it")
         if self.role != "tool" and self.tool_call_id is not None:
-            raise ValueError("tool_call_id belongs to messages of tools")
+            raise _wrong("tool_call_id", "belongs to messages of tools")
         if self.content is None and not self.tool_calls:
-            raise ValueError("content is missing")
+            raise _wrong("content", "is missing")
         if self.name is not None and self.role != "tool":
-            raise ValueError("name is not supported: say in the content who speaks")
+            raise _wrong("name", "is not supported: say in the content who speaks")
         return self
 
     @property
@@ -271,7 +281,7 @@ class Asked(Strict):
     def _stops_are_some(self) -> Asked:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > _MOST_STOPS or not all(stops):
-            raise ValueError(f"stop: at most {_MOST_STOPS} strings, none of them empty")
+            raise _wrong("stop", f"at most {_MOST_STOPS} strings, none of them empty")
         return self
 
     @property
@@ -294,7 +304,7 @@ class Common(Asked):
     @model_validator(mode="after")
     def _stream_agrees(self) -> Common:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: true")
+            raise _wrong("stream_options", "needs stream: true")
         return self
 
 
@@ -311,18 +321,18 @@ class ChatRequest(Common):
     @model_validator(mode="after")
     def _chat_agrees(self) -> ChatRequest:
         if None not in (self.max_tokens, self.max_completion_tokens):
-            raise ValueError("max_tokens and max_completion_tokens are the same: send one")
+            raise _wrong("max_completion_tokens", "is the same as max_tokens: send one of them")
         names = [tool.function.name for tool in self.tools or []]
-        if len(set(names)) < len(names):
-            raise ValueError("two tools have one name")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise _wrong("tools", f"two are named {twice[0]!r}")
         if not names:
             if self.tool_choice not in (None, "none", "auto"):
-                raise ValueError("tool_choice needs tools")
+                raise _wrong("tool_choice", "needs tools")
             if self.parallel_tool_calls is not None and self.tools is None:
-                raise ValueError("parallel_tool_calls needs tools")
+                raise _wrong("parallel_tool_calls", "needs tools")
         chosen = self.tool_choice
         if isinstance(chosen, NamedTool) and chosen.function.name not in names:
-            raise ValueError(f"tool_choice: there is no tool {chosen.function.name!r}")
+            raise _wrong("tool_choice", f"there is no tool {chosen.function.name!r}")
         return self
 
     @property
@@ -347,6 +357,8 @@ class RunRequest(Asked):
 
     @model_validator(mode="after")
     def _one_prompt(self) -> RunRequest:
-        if (self.messages is None) == (self.prompt is None):
-            raise ValueError("needs either messages or prompt")
+        if self.messages is None and self.prompt is None:
+            raise _wrong("prompt", "is missing: send prompt or messages")
+        if self.messages is not None and self.prompt is not None:
+            raise _wrong("prompt", "excludes messages: send one of them")
         return self

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from guided_smc.api import LM
-from guided_smc.errors import OptionError, PromptError
+from guided_smc.errors import PromptError
 from guided_smc.options import Options, make_options
 from guided_smc.population import Request
 from guided_smc.rewards import Reward
 from guided_smc.server import tools
 from guided_smc.server.compiling import Compiled, Spec
-from guided_smc.server.errors import ApiError
+from guided_smc.server.errors import LIKE_OPTIONS, ApiError, Fields
 from guided_smc.server.protocol import (
     ChatRequest,
     Common,
@@ -32,10 +32,6 @@ from guided_smc.server.settings import Settings
 Body = ChatRequest | CompletionRequest | RunRequest
 
 _MOST_BIAS = 100.0
-_LIKE_OPTIONS = (
-    *("n_particles", "block_size", "ess_threshold", "resampling", "power", "method", "target_ess"),
-    *("min_particles", "max_particles", "islands", "draft_temperature", "max_restarts"),
-)
 
 
 def find_spec(body: Body) -> Spec | None:
@@ -74,6 +70,16 @@ def find_spec(body: Body) -> Spec | None:
         names = " and ".join(dict.fromkeys(spec.param for spec in found))
         raise ApiError(400, f"{names} exclude each other", param=found[1].param, code="conflict")
     return found[0] if found else None
+
+
+def fields_of(body: Body) -> Fields:
+    """Where a request has its prompt and its constraint, for errors about them."""
+    limit = "max_tokens"
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        limit = "max_completion_tokens"
+    prompt = "prompt" if getattr(body, "messages", None) is None else "messages"
+    spec = find_spec(body)
+    return Fields(prompt, limit, None if spec is None else spec.param)
 
 
 def _tool_spec(body: ChatRequest) -> Spec | None:
@@ -181,7 +187,7 @@ class Preparer:
             "seed": body.seed,
             "stop": body.stop,
             "select": smc.selection,
-            **{name: getattr(smc, name) for name in _LIKE_OPTIONS},
+            **{name: getattr(smc, name) for name in LIKE_OPTIONS},
         }
         given = {name: value for name, value in given.items() if value is not None}
         given.setdefault("max_tokens", self._settings.max_tokens)
@@ -306,8 +312,12 @@ def _bias(given: Mapping[str, float] | None) -> dict[int, float]:
     bias: dict[int, float] = {}
     for name, value in (given or {}).items():
         if not name.isascii() or not name.isdecimal():
-            raise OptionError(f"logit_bias: keys are token ids, got {name!r}")
+            raise _wrong_bias(f"keys are token ids, got {name!r}")
         if not -_MOST_BIAS <= value <= _MOST_BIAS:
-            raise OptionError(f"logit_bias: of token {name} must be from -100 to 100, got {value}")
+            raise _wrong_bias(f"of token {name} must be from -100 to 100, got {value}")
         bias[int(name)] = value
     return bias
+
+
+def _wrong_bias(said: str) -> ApiError:
+    return ApiError(400, f"logit_bias: {said}", param="logit_bias", code="invalid_value")

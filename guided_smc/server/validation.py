@@ -8,6 +8,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 
 from guided_smc.server.errors import ApiError
+from guided_smc.server.protocol import DISAGREE
 
 _MOST = 5
 
@@ -27,16 +28,22 @@ def refused(error: RequestValidationError) -> ApiError:
         return ApiError(400, what.format(names), param=paths[0], code="unsupported_field")
     said: dict[str, str] = {}
     for one in errors:
-        path = _path(one["loc"], error.body)
+        path = _path(_blamed(one), error.body)
         said.setdefault(path, _message(one))
     parts = [f"{path}: {message}" if path else message for path, message in said.items()]
     code = "missing_field" if errors[0]["type"] == "missing" else "invalid_value"
     return ApiError(400, "; ".join(parts[:_MOST]), param=next(iter(said), None) or None, code=code)
 
 
+def _blamed(one: dict[str, Any]) -> tuple[str | int, ...]:
+    """Where it is, down to the field that is to blame where several disagree."""
+    loc: tuple[str | int, ...] = one["loc"]
+    return (*loc, one["ctx"]["field"]) if one["type"] == DISAGREE else loc
+
+
 def _message(one: dict[str, Any]) -> str:
     message = str(one["msg"]).removeprefix("Value error, ")
-    if one["type"] in ("missing", "value_error"):
+    if one["type"] in ("missing", "value_error", DISAGREE):
         return message
     given = repr(one.get("input"))
     return f"{message}, got {given if len(given) <= 100 else given[:100] + '...'}"

@@ -1,0 +1,278 @@
+"""What the endpoints refuse, and how: over a table in this process."""
+
+import json
+
+import pytest
+from server_support import TOOL, USER, chat, events, refused, table_client, table_lm
+
+from guided_smc.errors import ConstraintError
+from guided_smc.grammars.finishing import Finishing
+from guided_smc.rewards import length
+
+
+@pytest.fixture(scope="module")
+def client():
+    rewards = {"long": length(6)}
+    with table_client(rewards=rewards, max_tokens=40, max_schema_seconds=2.0) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"foo": 1}, "foo"),
+        ({"smc": {"particles": 3}}, "smc.particles"),
+        ({"messages": [{"role": "user", "content": "x", "mood": "sad"}]}, "messages[0].mood"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"functions": []}, "functions"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+         "structured_outputs.whitespace_pattern"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ({"min_tokens": 3}, "min_tokens"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_field_that_is_not_supported_is_refused_by_name(client, fields, param):
+    error = refused(chat(client, **fields), 400, param=param, code="unsupported_field")
+    assert param in error["message"]
+
+
+def test_a_field_that_changes_nothing_may_be_sent(client):
+    neutral = {
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0,
+        "top_logprobs": None,
+        "logit_bias": {},
+        "store": False,
+        "modalities": ["text"],
+        "tools": [],
+        "user": "me",
+        "response_format": {"type": "text"},
+    }
+    assert chat(client, max_tokens=2, **neutral).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "'king'"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "needs it"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "c"}]},
+         "messages[0].tool_call_id", "belongs to messages of tools"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]},
+         "messages[0].tool_calls", "belong to messages of the assistant"),
+        ({"messages": [*USER, {"role": "user", "content": "x", "name": "Al"}]},
+         "messages[1].name", "say in the content who speaks"),
+        ({"temperature": -1}, "temperature", "greater than or equal"),
+        ({"temperature": "hot"}, "temperature", "valid number"),
+        ({"max_tokens": 0}, "max_tokens", "greater than 0"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "send one"),
+        ({"n": 0}, "n", "greater than or equal"),
+        ({"n": 17}, "n", "17 answers"),
+        ({"seed": -1}, "seed", "greater than or equal"),
+        ({"stop": ""}, "stop", "none of them empty"),
+        ({"stop": ["x"] * 17}, "stop", "at most 16"),
+        ({"stop": ["a"], "guided_regex": "a"}, "stop", "stop strings cannot be used"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "exclude each other"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        ({"smc": {"method": "best_of_n"}}, "smc.method", "needs a reward"),
+        ({"smc": {"method": "token_masking"}}, "smc.method", "needs a constraint"),
+        ({"smc": {"n_particles": 4, "islands": 3}}, "smc.islands", "evenly"),
+        ({"smc": {"n_particles": 33}}, "smc.n_particles", "allows (32)"),
+        ({"smc": {"block_size": 2}}, "smc.block_size", "needs a draft"),
+        ({"smc": {"max_restarts": 1}, "stream": True}, "smc.max_restarts", "cannot start again"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"97": 101}}, "logit_bias", "-100 to 100"),
+        ({"max_tokens": 10**6}, "max_tokens", "tokens of cache"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"parallel_tool_calls": True}, "parallel_tool_calls", "needs tools"),
+        ({"tools": [TOOL, TOOL]}, "tools", "two are named 'light'"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+         "tool_choice", "no tool 'x'"),
+        ({"tools": [TOOL], "guided_regex": "a"}, "tools", "exclude each other"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        ({"guided_grammar": "start: nothing"}, "guided_grammar", "nothing"),
+        ({"guided_regex": "(unclosed"}, "guided_regex", "unclosed"),
+        ({"guided_regex": "(?=a)b|(?<!x)c"}, "guided_regex", ""),
+        ({"guided_choice": []}, "guided_choice", "nothing to choose"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+         "response_format.json_schema.name", "pattern"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_work_is_refused_with_the_field_and_the_reason(client, fields, param, said):
+    refused(chat(client, **fields), 400, param=param, said=said)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "code"),
+    [
+        ("/v1/completions", {"prompt": []}, "prompt", "invalid_prompt"),
+        ("/v1/completions", {"prompt": [97, 300]}, "prompt", "invalid_prompt"),
+        ("/v1/completions", {"prompt": "x" * 65}, "prompt", "context_length_exceeded"),
+        ("/v1/completions", {"prompt": "x" * 60}, "max_tokens", "context_length_exceeded"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 65}]},
+         "messages", "context_length_exceeded"),
+        ("/v1/chat/completions", {"messages": USER, "max_completion_tokens": 63},
+         "max_completion_tokens", "context_length_exceeded"),
+        ("/smc/run", {"prompt": "x" * 65}, "prompt", "context_length_exceeded"),
+        ("/smc/run", {}, "prompt", "invalid_value"),
+        ("/smc/run", {"prompt": "x", "messages": USER}, "prompt", "invalid_value"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_prompt_is_blamed_under_the_name_that_it_has(path, fields, param, code):
+    lm = table_lm()
+    lm.model.context_length = 64
+    with table_client(lm) as small:
+        response = small.post(path, json={"model": "table", **fields})
+    refused(response, 400, param=param, code=code)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "[ab]{9}"}, "guided_regex"),
+        ({"guided_choice": ["a" * 9]}, "guided_choice"),
+        ({"structured_outputs": {"regex": "[ab]{9}"}}, "structured_outputs"),
+    ],
+    ids=str,
+)
+def test_a_constraint_that_fails_after_it_was_compiled_is_blamed_by_its_field(
+    client, fields, param
+):
+    error = refused(chat(client, max_tokens=3, **fields), 400, code="invalid_constraint")
+    assert error["param"] == param and "the shortest text has 9 tokens" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_constraint_that_fails_in_a_run_is_blamed_by_its_field(client, monkeypatch, stream):
+    def fails(self, states, bitmask):
+        raise ConstraintError("it cannot go on")
+
+    monkeypatch.setattr(Finishing, "fill_masks", fails)
+    response = chat(client, guided_regex="[pq]{3}", stream=stream)
+    error = events(response.text)[-2][1]["error"] if stream else refused(response, 400)
+    assert error["param"] == "guided_regex" and error["message"] == "it cannot go on"
+
+
+BOMBS = {
+    "deep": ("guided_json", json.loads('{"items":' * 300 + "{}" + "}" * 300)),
+    "huge enum": ("guided_json", {"enum": [f"value {i:09}" for i in range(40_000)]}),
+    "exponential regex": ("guided_regex", "(.*a.{40}b.*|c){60}" * 40),
+    "slow to end": ("guided_regex", "[^a]*(a[^b]*b){0,400}(c|d[^e]{300})"),
+    "endless reference": ("guided_json", {"$ref": "#"}),
+    "no base case": (
+        "guided_json",
+        {
+            "type": "object",
+            "properties": {"next": {"$ref": "#"}},
+            "required": ["next"],
+            "additionalProperties": False,
+        },
+    ),
+    "broken pattern": ("guided_json", {"type": "string", "pattern": "("}),
+    "endless grammar": ("guided_grammar", 'start: "a" start'),
+    "no schema": ("guided_json", {"type": "nope"}),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_schema_that_is_a_bomb_or_broken_is_refused_in_time(client, name):
+    field, value = BOMBS[name]
+    error = refused(chat(client, **{field: value}), 400, param=field)
+    assert error["code"] in ("invalid_constraint", "unsupported_constraint")
+    # It is remembered: the second time costs nothing.
+    assert refused(chat(client, **{field: value}), 400) == error
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"{", "invalid_json"),
+        (b"", "missing_field"),
+        (b"[]", "invalid_value"),
+        (b"nonsense", "invalid_json"),
+        (b'{"a": NaN', "invalid_json"),
+        (b"[" * 100_000, "invalid_json"),
+        (b'{"messages": "\xff"}', "invalid_json"),
+    ],
+    ids=["open", "empty", "list", "nonsense", "nan", "deep", "bytes"],
+)
+def test_what_is_no_json_object_is_refused(client, body, code):
+    response = client.post(
+        "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+    )
+    refused(response, 400, code=code)
+
+
+def test_half_a_surrogate_pair_is_refused_or_told_back(client):
+    for body in (
+        b'{"model": "table", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "table", "messages": [], "\\ud800": 1}',
+        b'{"model": "\\ud800", "messages": [{"role": "user", "content": "x"}]}',
+        b'{"model": "table", "messages": [{"role": "user", "content": "x"}], '
+        b'"guided_json": {"enum": ["\\ud800"]}}',
+    ):
+        response = client.post(
+            "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+        )
+        refused(response, 404 if b'"model": "\\ud800' in body else 400)
+
+
+def test_unknown_models_pages_and_methods_are_told_in_the_same_shape(client):
+    refused(chat(client, model="gpt-4"), 404, param="model", code="model_not_found")
+    refused(client.get("/v1/models/gpt-4"), 404, code="model_not_found")
+    refused(client.get("/v1/nowhere"), 404, code="not_found")
+    refused(client.get("/v1/chat/completions"), 405, code="method_not_allowed")
+    assert [m["id"] for m in client.get("/v1/models").json()["data"]] == ["table"]
+    assert client.get("/v1/models/table").json()["id"] == "table"
+
+
+def test_a_body_that_is_too_large_is_refused_whether_or_not_it_says_so():
+    with table_client(max_body_bytes=1000) as client:
+        big = json.dumps({"model": "table", "messages": USER, "user": "x" * 2000}).encode()
+        headers = {"content-type": "application/json"}
+        refused(client.post("/v1/chat/completions", content=big, headers=headers), 413)
+        pieces = (big[i : i + 500] for i in range(0, len(big), 500))
+        refused(client.post("/v1/chat/completions", content=pieces, headers=headers), 413)
+
+
+def test_a_key_is_asked_for_where_there_is_one():
+    with table_client(api_keys="first,second") as client:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic first"}):
+            response = client.get("/v1/models", headers=headers)
+            refused(response, 401, code="invalid_api_key")
+            assert response.headers["www-authenticate"] == "Bearer"
+        for key in ("first", "second"):
+            sent = {"authorization": f"Bearer {key}"}
+            assert client.get("/v1/models", headers=sent).status_code == 200
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/healthz").status_code == 200
+
+
+def test_requests_have_an_id_that_is_sent_back(client):
+    given = client.get("/healthz", headers={"x-request-id": "mine-1"})
+    assert given.headers["x-request-id"] == "mine-1"
+    forged = client.get("/healthz", headers={"x-request-id": "a b\tc"})
+    assert len(forged.headers["x-request-id"]) == 32
+
+
+def test_the_deadline_of_a_request_is_told(client):
+    sent = {"smc": {"deadline": 1e-9}}
+    error = refused(chat(client, **sent), 504, code="deadline_exceeded")
+    assert error["type"] == "timeout_error"
+
+
+def test_an_answer_that_is_cut_says_so_and_one_that_cannot_be_is_an_error(client):
+    cut = chat(client, guided_grammar='start: /[ab]+/ "END"', max_tokens=3, seed=1).json()
+    assert cut["choices"][0]["finish_reason"] == "length"
+    assert cut["choices"][0]["smc"]["log_evidence"] is None
+    banned = {str(b): -100 for b in range(256)}
+    dead = chat(client, guided_regex="abc", logit_bias=banned, top_k=1)
+    error = refused(dead, 422, code="failed")
+    assert error["type"] == "no_valid_output"
