@@ -190,24 +190,49 @@ def test_a_schema_that_is_a_bomb_or_broken_is_refused_in_time(client, name):
     assert refused(chat(client, **{field: value}), 400) == error
 
 
+def post(client, body, content_type="application/json", path="/v1/chat/completions"):
+    headers = {} if content_type is None else {"content-type": content_type}
+    return client.post(path, content=body, headers=headers)
+
+
 @pytest.mark.parametrize(
-    ("body", "code"),
+    ("body", "said"),
     [
-        (b"{", "invalid_json"),
-        (b"", "missing_field"),
-        (b"[]", "invalid_value"),
-        (b"nonsense", "invalid_json"),
-        (b'{"a": NaN', "invalid_json"),
-        (b"[" * 100_000, "invalid_json"),
-        (b'{"messages": "\xff"}', "invalid_json"),
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"{", "line 1, column 2: expecting property name"),
+        (b'{"a": 1,\n "b": }', "line 2, column 7: expecting value"),
+        (b"nonsense", "line 1, column 1"),
+        (b'{"temperature": NaN}', "NaN is no number of JSON"),
+        (b'{"messages": "\xff"}', "byte 0xff at offset 14"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"guided_json": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_001, "nested too deeply"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "thousands of digits"),
+        (b"[]", "is an array"),
+        (b"3", "is a number"),
+        (b'"x"', "is a string"),
+        (b"true", "is a boolean"),
+        (b"null", "is null"),
     ],
-    ids=["open", "empty", "list", "nonsense", "nan", "deep", "bytes"],
+    ids=lambda value: repr(value)[:24],
 )
-def test_what_is_no_json_object_is_refused(client, body, code):
-    response = client.post(
-        "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
-    )
-    refused(response, 400, code=code)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/smc/run"])
+def test_what_is_no_json_object_is_refused_in_our_own_words(client, path, body, said):
+    error = refused(post(client, body, path=path), 400, code="invalid_json", said=said)
+    assert error["message"].startswith("the body ") and error["param"] is None
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None],
+)
+def test_what_does_not_say_that_it_is_json_is_refused(client, content_type):
+    sent = json.dumps({"model": "table", "messages": USER, "max_tokens": 2}).encode()
+    error = refused(post(client, sent, content_type), 415, code="unsupported_media_type")
+    assert "Content-Type: application/json" in error["message"]
+    assert (content_type or "there is no Content-Type") in error["message"]
+    for fits in ("application/json; charset=utf-8", "application/vnd.api+json"):
+        assert post(client, sent, fits).status_code == 200
 
 
 def test_half_a_surrogate_pair_is_refused_or_told_back(client):

@@ -29,6 +29,7 @@ from guided_smc.records import finite, step_record
 from guided_smc.results import Result
 from guided_smc.rewards import Reward
 from guided_smc.server.answers import FINGERPRINT, Writer, check
+from guided_smc.server.bodies import JsonRoute
 from guided_smc.server.compiling import Compiler
 from guided_smc.server.errors import ApiError, from_exception, too_late
 from guided_smc.server.logs import request_id
@@ -314,6 +315,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.server = server
+    app.router.route_class = JsonRoute
     _add_errors(app, server)
     _add_endpoints(app, server)
     paths = {getattr(route, "path", "") for route in app.routes}
@@ -397,7 +399,7 @@ def _add_errors(app: FastAPI, server: Server) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(http: Request, error: HTTPException) -> JSONResponse:
-        codes = {404: "not_found", 405: "method_not_allowed", 400: "invalid_json"}
+        codes = {404: "not_found", 405: "method_not_allowed"}
         code = codes.get(error.status_code, "http_error")
         headers = dict(error.headers or {})
         return response(ApiError(error.status_code, str(error.detail), code=code, headers=headers))

@@ -58,17 +58,10 @@ class Gate:
         number = given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         token = request_id.set(number)
         status = 0
-        body = _Body(receive, self._most)
+        body = _Body(receive, self._most, self._too_large)
 
         async def sending(message: Message) -> None:
             nonlocal status
-            if body.too_large and not status:
-                # Whatever the application makes of a body that it could not read to its end.
-                status = 413
-                await respond(sending, self._too_large())
-                return
-            if body.too_large and not message.get("ours"):
-                return
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [
@@ -144,20 +137,23 @@ class Gate:
 class _Body:
     """A body that may not say how long it is."""
 
-    def __init__(self, receive: Receive, most: int) -> None:
+    def __init__(self, receive: Receive, most: int, too_large: Callable[[], ApiError]) -> None:
         self._receive = receive
         self._most = most
+        self._too_large = too_large
         self._seen = 0
-        self.too_large = False
 
     async def receive(self) -> Message:
-        """The next message; raises ValueError when there is too much."""
+        """The next message.
+
+        Raises:
+            ApiError: There is too much.
+        """
         message = await self._receive()
         if message["type"] == "http.request":
             self._seen += len(message.get("body", b""))
             if self._seen > self._most:
-                self.too_large = True
-                raise ValueError("the body is too large")
+                raise self._too_large()
         return message
 
 
@@ -166,6 +162,5 @@ async def respond(send: Send, error: ApiError) -> None:
     body = json.dumps(error.body).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(k.lower().encode(), v.encode()) for k, v in error.headers.items()]
-    start = {"type": "http.response.start", "status": error.status, "headers": headers}
-    await send({**start, "ours": True})
-    await send({"type": "http.response.body", "body": body, "ours": True})
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -29,6 +29,7 @@ _SAID = {
     404: "There is no such model or page.",
     405: "The page knows other methods.",
     413: "The body is too large.",
+    415: "The body does not say that it is JSON.",
     422: "Every particle died: no text satisfies what was asked.",
     429: "The queue is full; Retry-After says when to try again.",
     499: "The client went away.",

@@ -16,10 +16,6 @@ _MOST = 5
 def refused(error: RequestValidationError) -> ApiError:
     """400, with every field that is to blame."""
     errors = error.errors()
-    for one in errors:
-        if one["type"] == "json_invalid":
-            why = one.get("ctx", {}).get("error", one["msg"])
-            return ApiError(400, f"the body is not JSON: {why}", code="invalid_json")
     unknown = [e for e in errors if e["type"] == "extra_forbidden"]
     if unknown:
         paths = list(dict.fromkeys(_path(e["loc"], error.body) for e in unknown))
