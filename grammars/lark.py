@@ -286,7 +286,7 @@ def _inline(schema: Any, line: int, limits: Limits) -> _Inline:
     for missing in constraint.relaxed:
         raise UnsupportedConstraintError(
             f"line {line}: %json: {missing.path}: {missing.keyword!r} is more than a grammar can "
-            "say: leave it out, or make the whole text JSON with json_schema(...)",
+            "say: leave it out, or make the whole text JSON, by a schema",
             keyword=missing.keyword,
             path=missing.path,
         )

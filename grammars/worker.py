@@ -146,7 +146,7 @@ class _Worker:
             raise EOFError from None
         what, answer = pickle.load(self._answers)
         if what == _ENDED:
-            return ConstraintError(_why_ended(answer, self._last_words(heard), limits))
+            return _why_ended(answer, self._last_words(heard), limits)
         if answer is None:
             return None
         kind, message, attributes = answer
@@ -168,21 +168,23 @@ class _Worker:
         return said.rpartition("\n")[2] or "it said nothing"
 
 
-def _why_ended(status: int, said: str, limits: Limits) -> str:
+def _why_ended(status: int, said: str, limits: Limits) -> ConstraintError:
     """What ended a child (a negative status is a signal), and what to do."""
     seconds, memory = limits.max_compile_seconds, limits.max_compile_memory
     if seconds is not None and status == -signal.SIGALRM:
-        return (
-            f"compiling it takes more than the limit of {seconds:g} seconds; simplify it, or raise "
-            "max_compile_seconds"
+        return ConstraintError(
+            f"compiling it takes more than the limit of {seconds:g} seconds; simplify it",
+            limit="max_compile_seconds",
         )
     # Python exits where there is no memory, Rust aborts.
     if memory is not None and status in (_OUT_OF_MEMORY, -signal.SIGABRT):
-        return (
-            f"compiling it takes more than the limit of {memory >> 20} MiB of memory; simplify it, "
-            "or raise max_compile_memory"
+        return ConstraintError(
+            f"compiling it takes more than the limit of {memory >> 20} MiB of memory; simplify it",
+            limit="max_compile_memory",
         )
-    return f"compiling it ends the compiler (exit status {status}: {said}); simplify it"
+    return ConstraintError(
+        f"compiling it ends the compiler (exit status {status}: {said}); simplify it"
+    )
 
 
 class _Workers:

@@ -67,11 +67,15 @@ class ConstraintError(GuidedSMCError, ValueError):
 
     Attributes:
         path: Where in the schema, as a JSON path such as `$.properties.age` (None if unknown).
+        limit: Which of `Limits` is exceeded, where raising it would help; the message ends so.
+        problem: The message without that.
     """
 
-    def __init__(self, message: str, *, path: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, path: str | None = None, limit: str | None = None) -> None:
+        super().__init__(message if limit is None else f"{message}, or raise {limit} of `limits`")
         self.path = path
+        self.limit = limit
+        self.problem = message
 
 
 class UnsupportedConstraintError(ConstraintError):

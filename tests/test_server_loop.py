@@ -16,7 +16,7 @@ from guided_smc.models.tokenization import vocabulary_from_tokenizer
 from guided_smc.models.transformers import TransformersModel
 from guided_smc.results import Result
 from guided_smc.server.errors import ApiError
-from guided_smc.server.loop import EngineLoop, Job, cached_tokens
+from guided_smc.server.loop import Deadline, EngineLoop, Job, cached_tokens
 
 MODEL = TableModel.random(VOCABULARY, seed=5, eos_probability=0.05)
 PROMPT = [0, 1]
@@ -48,7 +48,7 @@ def job(*, gate=None, owner="a", seconds=20.0, seed=0, **options):
     options.setdefault("n_particles", 4)
     recorder = Recorder(gate)
     made = request(MODEL, PROMPT, seed=seed, **options)
-    return Job(made, recorder, owner, seconds), recorder
+    return Job(made, recorder, owner, Deadline.after(seconds)), recorder
 
 
 @pytest.fixture

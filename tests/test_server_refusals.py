@@ -8,6 +8,7 @@ from server_support import TOOL, USER, chat, events, refused, table_client, tabl
 from guided_smc.errors import ConstraintError
 from guided_smc.grammars.finishing import Finishing
 from guided_smc.rewards import length
+from guided_smc.server.errors import too_late
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +80,12 @@ def test_a_field_that_changes_nothing_may_be_sent(client):
         ({"stop": ["a"], "guided_regex": "a"}, "stop", "stop strings cannot be used"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "exclude each other"),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
-        ({"smc": {"method": "best_of_n"}}, "smc.method", "needs a reward"),
+        ({"smc": {"method": "best_of_n"}}, "smc.method", "needs smc.reward"),
         ({"smc": {"method": "token_masking"}}, "smc.method", "needs a constraint"),
         ({"smc": {"n_particles": 4, "islands": 3}}, "smc.islands", "evenly"),
         ({"smc": {"n_particles": 33}}, "smc.n_particles", "allows (32)"),
-        ({"smc": {"block_size": 2}}, "smc.block_size", "needs a draft"),
+        ({"smc": {"block_size": 2}}, "smc.block_size", "no draft (its option --draft)"),
+        ({"smc": {"draft_temperature": 1.0}}, "smc.draft_temperature", "(its option --draft)"),
         ({"smc": {"max_restarts": 1}, "stream": True}, "smc.max_restarts", "cannot start again"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
         ({"logit_bias": {"97": 101}}, "logit_bias", "-100 to 100"),
@@ -287,10 +289,39 @@ def test_requests_have_an_id_that_is_sent_back(client):
     assert len(forged.headers["x-request-id"]) == 32
 
 
-def test_the_deadline_of_a_request_is_told(client):
-    sent = {"smc": {"deadline": 1e-9}}
-    error = refused(chat(client, **sent), 504, code="deadline_exceeded")
-    assert error["type"] == "timeout_error"
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.3, "0.3 s"), (1 / 3, "0.333 s"), (1e-9, "1e-09 s"), (0.02, "0.02 s")]
+)
+def test_the_deadline_of_a_request_is_told_as_it_was_set(client, monkeypatch, seconds, told):
+    # Whether it passes before or after the request has joined the queue.
+    monkeypatch.setattr(client.server.engine, "_admit", lambda: None)
+    error = refused(chat(client, smc={"deadline": seconds}), 504, code="deadline_exceeded")
+    assert error["type"] == "timeout_error" and f"longer than {told};" in error["message"]
+
+
+def test_long_deadlines_are_told_in_whole_seconds():
+    assert "longer than 1800 s;" in too_late(1800.4).message
+
+
+def test_messages_to_a_model_without_a_chat_template_are_refused_with_what_to_send_instead():
+    lm = table_lm()
+    lm.encoder.has_chat_template = False
+    with table_client(lm) as other:
+        error = refused(chat(other), 400, param="messages", code="invalid_prompt")
+        assert "/v1/completions" in error["message"]
+
+
+def test_no_error_speaks_of_the_python_library_to_a_client(client, monkeypatch):
+    """Limits that the library would raise by an argument are the operator's here."""
+    sleeping = ConstraintError("it takes too much; simplify it", limit="max_compile_memory")
+    assert "raise max_compile_memory of `limits`" in str(sleeping)
+
+    def fails(*_, **__):
+        raise sleeping
+
+    monkeypatch.setattr("guided_smc.server.compiling.regex", fails)
+    error = refused(chat(client, guided_regex="never seen"), 400, param="guided_regex")
+    assert error["message"] == "it takes too much; simplify it"
 
 
 def test_an_answer_that_is_cut_says_so_and_one_that_cannot_be_is_an_error(client):

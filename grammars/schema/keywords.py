@@ -332,8 +332,9 @@ class Schema:
                         raise ConstraintError(
                             f"{path}: more than {max_steps} subschemas apply to one value, since "
                             "references lead to the same ones again and again; simplify the "
-                            "schema, or raise max_check_steps of its `limits`",
+                            "schema",
                             path=path,
+                            limit="max_check_steps",
                         )
                 elif id(part) in open_:
                     path = self.path(part)

@@ -33,7 +33,7 @@ from guided_smc.server.bodies import JsonRoute
 from guided_smc.server.compiling import Compiler
 from guided_smc.server.errors import ApiError, from_exception, too_late
 from guided_smc.server.logs import request_id
-from guided_smc.server.loop import EngineLoop
+from guided_smc.server.loop import Deadline, EngineLoop
 from guided_smc.server.metrics import Metrics
 from guided_smc.server.middleware import Gate
 from guided_smc.server.openapi import RESPONSES, describe
@@ -127,15 +127,14 @@ class Server:
             log.error("an answer failed: %s", error, exc_info=error)
         return api_error
 
-    async def prepare(self, body: Body) -> tuple[Prepared, float]:
-        """Requests of the engine, and the seconds that are left for them.
+    async def prepare(self, body: Body) -> tuple[Prepared, Deadline]:
+        """Requests of the engine, and until when they may take.
 
         Raises:
             ApiError, GuidedSMCError: What cannot work.
         """
-        start = time.monotonic()
         asked = body.smc_options.deadline or self.settings.deadline
-        seconds = min(asked, self.settings.deadline)
+        deadline = Deadline.after(min(asked, self.settings.deadline))
         if body.model is not None and body.model != self.name:
             raise ApiError(
                 404,
@@ -153,10 +152,9 @@ class Server:
                     code="invalid_value",
                 ) from None  # fmt: skip
         try:
-            prepared = await asyncio.wait_for(self._prepare(body), seconds)
+            return await asyncio.wait_for(self._prepare(body), deadline.left), deadline
         except asyncio.TimeoutError:
-            raise too_late(seconds) from None
-        return prepared, max(0.0, seconds - (time.monotonic() - start))
+            raise too_late(deadline.seconds) from None
 
     async def _prepare(self, body: Body) -> Prepared:
         spec = find_spec(body)
@@ -166,7 +164,7 @@ class Server:
 
     async def complete(self, http: Request, body: ChatRequest | CompletionRequest) -> Any:
         """A chat completion or a completion, whole or as a stream."""
-        prepared, seconds = await self.prepare(body)
+        prepared, deadline = await self.prepare(body)
         chat = isinstance(body, ChatRequest)
         writer = Writer(
             "chat" if chat else "text",
@@ -180,7 +178,7 @@ class Server:
             self.engine,
             prepared.requests,
             owner=http.state.owner,
-            seconds=seconds,
+            deadline=deadline,
             texts=bool(body.stream),
         )
         if not body.stream:
@@ -232,9 +230,9 @@ class Server:
 
     async def run(self, http: Request, body: RunRequest) -> Any:
         """One answer as a stream of steps."""
-        prepared, seconds = await self.prepare(body)
+        prepared, deadline = await self.prepare(body)
         ticket = Ticket(
-            self.engine, prepared.requests, owner=http.state.owner, seconds=seconds, steps=True
+            self.engine, prepared.requests, owner=http.state.owner, deadline=deadline, steps=True
         )
         await ticket.__aenter__()
         return self._stream(self._steps(ticket, prepared, body))

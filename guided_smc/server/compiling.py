@@ -284,5 +284,5 @@ def _steps(path: str) -> list[str | int]:
 
 def _with_path(error: GuidedSMCError) -> str:
     path = getattr(error, "path", None)
-    message = str(error)
+    message = error.problem if isinstance(error, ConstraintError) else str(error)
     return message if path is None or path in message else f"{message} (at {path})"

@@ -93,10 +93,15 @@ def too_late(seconds: float) -> ApiError:
     """504: the deadline has passed."""
     return ApiError(
         504,
-        f"the request took longer than {seconds:g} s; lower max_tokens, n or n_particles",
+        f"the request took longer than {_rounded(seconds)} s; lower max_tokens, n or "
+        "smc.n_particles",
         type="timeout_error",
         code="deadline_exceeded",
     )
+
+
+def _rounded(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
 def too_slow() -> ApiError:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from guided_smc.engine import Engine
@@ -49,6 +49,29 @@ class Sink(Protocol):
         """The last call, but none comes after `EngineLoop.cancel`."""
 
 
+@dataclass(frozen=True)
+class Deadline:
+    """When the time of a request is over.
+
+    Attributes:
+        seconds: That it may take in all, which is what a client is told.
+        at: When they are over, on the monotonic clock.
+    """
+
+    seconds: float
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """So many seconds from now."""
+        return cls(seconds, time.monotonic() + seconds)
+
+    @property
+    def left(self) -> float:
+        """Seconds until then."""
+        return max(0.0, self.at - time.monotonic())
+
+
 @dataclass(eq=False)
 class Job:
     """One answer to be made.
@@ -57,20 +80,15 @@ class Job:
         request: Its index is set by the loop.
         sink: Whom to tell.
         owner: Who takes turns.
-        seconds: That it may take, the waiting counted in.
-        deadline: When they are over, on the monotonic clock.
+        deadline: Of its request, the waiting counted in.
         started: When it joined the batch, on the same clock; 0 while it waits.
     """
 
     request: Request[Any]
     sink: Sink
     owner: str
-    seconds: float
-    deadline: float = field(init=False)
+    deadline: Deadline
     started: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.deadline = time.monotonic() + self.seconds
 
     @property
     def rows(self) -> int:
@@ -284,17 +302,17 @@ class EngineLoop:
         for job in [job for queue in self._queues.values() for job in queue]:
             if self._stop_at is not None:
                 late.append((job, stopping()))
-            elif now >= job.deadline:
-                late.append((job, too_late(job.seconds)))
+            elif now >= job.deadline.at:
+                late.append((job, too_late(job.deadline.seconds)))
             else:
                 continue
             self._remove(job)
         over = self._stop_at is not None and now >= self._stop_at
         for number, job in list(self._running.items()):
-            if over or now >= job.deadline:
+            if over or now >= job.deadline.at:
                 self._engine.cancel(number)
                 del self._running[number]
-                late.append((job, stopping() if over else too_late(job.seconds)))
+                late.append((job, stopping() if over else too_late(job.deadline.seconds)))
         return late
 
     def _admit(self) -> None:

@@ -150,6 +150,7 @@ class Preparer:
         """
         smc = body.smc_options
         reward = self._reward(smc)
+        self._check_uses(smc, constrained=compiled is not None)
         options = self._options(body, smc, plain=compiled is None and reward is None)
         prompts = self._prompts(body)
         n = body.n if isinstance(body, Common) else 1
@@ -219,6 +220,24 @@ class Preparer:
             )
         return options
 
+    def _check_uses(self, smc: Smc, *, constrained: bool) -> None:
+        """Refuse what needs something that there is not, in the words of requests."""
+
+        def refuse(name: str, said: str) -> None:
+            param = f"smc.{name}"
+            raise ApiError(400, f"{param}: {said}", param=param, code="invalid_value")
+
+        if self._lm.draft is None:
+            lacking = "the server has no draft (its option --draft); leave it out"
+            if smc.block_size not in (None, 0, "auto"):
+                refuse("block_size", lacking)
+            if smc.draft_temperature is not None:
+                refuse("draft_temperature", lacking)
+        if smc.method == "token_masking" and not constrained:
+            refuse("method", "token_masking needs a constraint, such as response_format")
+        if smc.method in ("best_of_n", "soft_best_of_n") and smc.reward is None:
+            refuse("method", f"{smc.method} needs smc.reward")
+
     def _reward(self, smc: Smc) -> Reward | None:
         if smc.reward is None:
             if smc.beta is not None:
@@ -251,6 +270,11 @@ class Preparer:
         if body.messages is None:
             assert isinstance(body, RunRequest)
             return [(body.prompt, encode(body.prompt))]
+        if not getattr(self._lm.encoder, "has_chat_template", True):
+            raise PromptError(
+                "the model has no chat template, so that it takes no messages; send a prompt, as "
+                "to /v1/completions"
+            )
         messages, told = self._messages(body.messages, body)
         extra = {} if told is None else {"tools": told}
         return [(messages, encode(messages, chat=True, **extra))]

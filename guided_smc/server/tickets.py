@@ -17,7 +17,7 @@ from typing import Any
 from guided_smc.population import Request
 from guided_smc.results import Result, StepEvent
 from guided_smc.server.errors import too_slow
-from guided_smc.server.loop import EngineLoop, Job
+from guided_smc.server.loop import Deadline, EngineLoop, Job
 from guided_smc.server.streaming import decided
 
 _BEAT_S = 15.0
@@ -50,7 +50,7 @@ class Ticket:
         engine: The loop.
         requests: One for each answer.
         owner: Who takes turns in the queue.
-        seconds: That all of it may take.
+        deadline: Of all of them.
         texts: Whether to follow the texts.
         steps: Whether to keep the steps.
     """
@@ -61,7 +61,7 @@ class Ticket:
         requests: Sequence[Request[Any]],
         *,
         owner: str,
-        seconds: float,
+        deadline: Deadline,
         texts: bool = False,
         steps: bool = False,
     ) -> None:
@@ -70,7 +70,7 @@ class Ticket:
         self._changed = asyncio.Event()
         self.answers = [Answer() for _ in requests]
         self._jobs = [
-            Job(r, _Sink(self, answer, r.options.stop, texts, steps), owner, seconds)
+            Job(r, _Sink(self, answer, r.options.stop, texts, steps), owner, deadline)
             for r, answer in zip(requests, self.answers, strict=True)
         ]
 
