@@ -71,7 +71,7 @@ _UNSEEN = 1.0
 
 
 class _Patience(threading.local):
-    """Until when this thread may search, on its own clock: that of its work, whatever the load."""
+    """Until when this thread may search, on the monotonic clock."""
 
     until = float("inf")
 
@@ -85,8 +85,8 @@ class OutOfPatienceError(Exception):
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """Searches of this thread raise `OutOfPatienceError` after so many seconds of work."""
-    _patience.until = time.thread_time() + seconds
+    """Searches of this thread raise `OutOfPatienceError` after so many seconds."""
+    _patience.until = time.monotonic() + seconds
     try:
         yield
     finally:
@@ -319,7 +319,7 @@ class Completions:
 
     def allowed(self, state: Any) -> int:
         """The next bytes, as the bits of a number."""
-        if time.thread_time() > _patience.until:
+        if time.monotonic() > _patience.until:
             raise OutOfPatienceError
         try:
             if isinstance(state, GrammarState | SpeltState):

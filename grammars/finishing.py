@@ -12,6 +12,7 @@ time is lost, and the result's warnings tell. Where no completion is known, noth
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -118,21 +119,23 @@ def look_ahead(constraint: Constraint, vocabulary: Vocabulary, seconds: float) -
     Args:
         constraint: The language.
         vocabulary: The model's tokens.
-        seconds: Of work that looking for ends may take: what takes longer once, runs wait for too.
+        seconds: That this may take by the clock: what takes longer once, runs wait for too.
 
     Raises:
         ConstraintError: It takes longer.
     """
+    until = time.monotonic() + seconds
     compiled = constraint.compile(vocabulary)
     if isinstance(compiled, Measured) or not _can_be_searched(constraint):
         return
     try:
-        with patience(seconds):
+        with patience(until - time.monotonic()):
             _ = _search(constraint, vocabulary).first
     except OutOfPatienceError:
         raise ConstraintError(
             f"{constraint.name}: looking for how its texts can end takes more than the limit of "
-            f"{seconds:g} seconds; simplify it"
+            f"{seconds:.3g} seconds; simplify it",
+            limit="max_compile_seconds",
         ) from None
 
 

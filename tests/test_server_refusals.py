@@ -1,13 +1,16 @@
 """What the endpoints refuse, and how: over a table in this process."""
 
 import json
+import time
 
 import pytest
 from server_support import TOOL, USER, chat, events, refused, table_client, table_lm
 
 from guided_smc.errors import ConstraintError
+from guided_smc.grammars import Limits
 from guided_smc.grammars.finishing import Finishing
 from guided_smc.rewards import length
+from guided_smc.server.compiling import Allowance
 from guided_smc.server.errors import too_late
 
 
@@ -190,6 +193,31 @@ def test_a_schema_that_is_a_bomb_or_broken_is_refused_in_time(client, name):
     assert error["code"] in ("invalid_constraint", "unsupported_constraint")
     # It is remembered: the second time costs nothing.
     assert refused(chat(client, **{field: value}), 400) == error
+
+
+def test_all_schemas_of_a_request_together_keep_to_the_time_limit():
+    def function(i):
+        wide = {f"p{i}_{j}": {"type": "string", "pattern": f"[a-z]{{1,{30 + j}}}(x|y{i})+"}
+                for j in range(40)}  # fmt: skip
+        return {"name": f"f{i}", "parameters": {"type": "object", "properties": wide}}
+
+    many = [{"type": "function", "function": function(i)} for i in range(60)]
+    with table_client(max_schema_seconds=0.5) as other:
+        began = time.monotonic()
+        error = refused(chat(other, tools=many), 400, param="tools", code="invalid_constraint")
+        assert time.monotonic() - began < 3, "one alone takes about a tenth of a second, twice"
+        assert "more than the limit of 0.5 seconds" in error["message"]
+
+
+def test_what_cannot_be_ended_here_gets_as_much_time_as_it_may_take_in_the_worker():
+    allowance = Allowance(Limits.untrusted(max_compile_seconds=0.4))
+    first = allowance.limits.max_compile_seconds
+    assert 0.1 < first <= 0.2
+    time.sleep(0.1)
+    assert allowance.limits.max_compile_seconds <= first - 0.05
+    time.sleep(0.3)
+    with pytest.raises(ConstraintError, match=r"limit of 0\.4 seconds"):
+        _ = allowance.limits
 
 
 def post(client, body, content_type="application/json", path="/v1/chat/completions"):

@@ -1,7 +1,12 @@
 """Constraints of requests: compiled off the event loop, in processes that can be killed, and kept.
 
 What a stranger hands in is compiled in a worker first (`guided_smc.grammars.worker`), within the
-limits of time and memory. What is compiled is kept, the least recently used given up first; what
+limits of time and memory, and then again in this process, where nothing can end it. It takes as
+long there as it took in the worker: so a worker gets half of the time that is left, and both
+together stay within the limit. What is then left is for looking ahead, which gives up by itself,
+after binding the constraint to the model's tokens: that cannot be ended, and other limits bound it.
+
+What is compiled is kept, the least recently used given up first; what
 was refused is remembered for a minute, so that sending it again costs nothing.
 """
 
@@ -9,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -151,9 +157,15 @@ class Compiler:
         """Compiled, and all done that can be done before a run: the engine's thread has others
         to serve.
         """
-        made = compiled(spec, self._limits)
-        seconds = self._limits.max_compile_seconds or float("inf")
-        look_ahead(made.constraint, self._vocabulary, seconds)
+        allowance = Allowance(self._limits)
+        try:
+            made = compiled(spec, allowance)
+            allowance.check()
+            look_ahead(made.constraint, self._vocabulary, allowance.left)
+        except ConstraintError as error:
+            if error.limit == "max_compile_seconds":
+                raise allowance.spent() from None
+            raise
         return made
 
     def _settled(self, spec: Spec, task: asyncio.Task[Compiled]) -> None:
@@ -166,7 +178,52 @@ class Compiler:
             self._metrics.compile_cache.labels(found).inc()
 
 
-def compiled(spec: Spec, limits: Limits) -> Compiled:
+class Allowance:
+    """What a request's constraint may cost, all that it is made of together.
+
+    Args:
+        limits: Of the operator.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._seconds = limits.max_compile_seconds or math.inf
+        self._until = time.monotonic() + self._seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._until - time.monotonic()
+
+    @property
+    def limits(self) -> Limits:
+        """For the next part, which is compiled in a worker and, in as much time, here.
+
+        Raises:
+            ConstraintError: No time is left.
+        """
+        self.check()
+        if self._seconds == math.inf:
+            return self._limits
+        return replace(self._limits, max_compile_seconds=self.left / 2)
+
+    def check(self) -> None:
+        """Refuse to go on where no time is left.
+
+        Raises:
+            ConstraintError: None is.
+        """
+        if self.left <= 0:
+            raise self.spent()
+
+    def spent(self) -> ConstraintError:
+        """The error of a constraint that takes too long."""
+        return ConstraintError(
+            f"compiling it takes more than the limit of {self._seconds:g} seconds; simplify it"
+        )
+
+
+def compiled(spec: Spec, allowance: Allowance) -> Compiled:
     """Compile a spec.
 
     Only what has masks is taken: what is judged text by text, as by patterns with lookaround, can
@@ -176,7 +233,10 @@ def compiled(spec: Spec, limits: Limits) -> Compiled:
         ConstraintError: Invalid, beyond the limits, or without masks.
     """
     if spec.kind == "json":
-        return _json(spec, limits)
+        return _json(spec, allowance)
+    if spec.kind == "tools":
+        return _tools(spec, allowance)
+    limits = allowance.limits
     if spec.kind == "regex":
         return Compiled(regex(spec.source, engine="llguidance", limits=limits))
     if spec.kind == "choice":
@@ -186,8 +246,6 @@ def compiled(spec: Spec, limits: Limits) -> Compiled:
         if len(values) > _MOST_CHOICES:
             raise ConstraintError(f"{len(values)} choices are more than {_MOST_CHOICES}")
         return Compiled(choice(values))
-    if spec.kind == "tools":
-        return _tools(spec, limits)
     made = lark(spec.source, limits=limits)
     if made.engine != "llguidance":
         notes = "; ".join(made.notes())
@@ -198,12 +256,16 @@ def compiled(spec: Spec, limits: Limits) -> Compiled:
     return Compiled(made)
 
 
-def _json(spec: Spec, limits: Limits) -> Compiled:
+def _json(spec: Spec, allowance: Allowance) -> Compiled:
     schema = spec.source
     dropped: list[dict[str, Any]] = []
     while True:
         try:
-            made = json_schema(schema, whitespace=spec.whitespace, limits=limits)  # type: ignore[arg-type]
+            made = json_schema(
+                schema,
+                whitespace=spec.whitespace,  # type: ignore[arg-type]
+                limits=allowance.limits,
+            )
         except UnsupportedConstraintError as error:
             if spec.strict or len(dropped) >= _MOST_RELAXED:
                 raise
@@ -216,7 +278,7 @@ def _json(spec: Spec, limits: Limits) -> Compiled:
         return Compiled(made, (*dropped, *found))
 
 
-def _tools(spec: Spec, limits: Limits) -> Compiled:
+def _tools(spec: Spec, allowance: Allowance) -> Compiled:
     """Calls of tools; a keyword that no mask knows is dropped where a tool is not strict."""
     asked = json.loads(spec.source)
     dropped: list[dict[str, Any]] = []
@@ -224,7 +286,7 @@ def _tools(spec: Spec, limits: Limits) -> Compiled:
         where = f"tools: {function['name']}: parameters"
         while True:
             try:
-                made = json_schema(function["parameters"], limits=limits)
+                made = json_schema(function["parameters"], limits=allowance.limits)
                 missing = [r for r in made.relaxed if r.enforced]
                 if not missing:
                     break
@@ -250,7 +312,8 @@ def _tools(spec: Spec, limits: Limits) -> Compiled:
                 }
             )
     grammar = tools.grammar(asked["functions"], asked["choice"], parallel=asked["parallel"])
-    return Compiled(lark(grammar, engine="llguidance", limits=limits), tuple(dropped))
+    made_of_all = lark(grammar, engine="llguidance", limits=allowance.limits)
+    return Compiled(made_of_all, tuple(dropped))
 
 
 def without(schema: Any, error: UnsupportedConstraintError) -> Any:
