@@ -30,7 +30,8 @@ import torch
 from guided_smc.blocks import Block, Phases, Rows
 from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.models.base import LanguageModel, LimitedSession
-from guided_smc.models.budget import Need
+from guided_smc.models.budget import Budget, Need
+from guided_smc.models.pages import PAGE
 from guided_smc.options import StepOn
 from guided_smc.outcome import result
 from guided_smc.population import Closed, Population, Request, Status
@@ -52,6 +53,7 @@ class Engine:
         max_rows: Most particles to run at once. A request joins when its particles fit, as many
             as they may become (a request with more particles than that runs alone).
         step_on: Where tokens are drawn, see `options.StepOn`. `Usage.steps_on` tells where it was.
+        budget: Of K/V for all that runs, besides what the models' own say.
     """
 
     proposer = Proposer
@@ -63,11 +65,13 @@ class Engine:
         *,
         max_rows: int = 64,
         step_on: StepOn = "auto",
+        budget: Budget | None = None,
     ) -> None:
         self.target = target
         self.draft = draft
         self.max_rows = max_rows
         self.step_on = step_on
+        self.budget = budget
         self.vocabulary = target.vocabulary
         self._phases = Phases()
         self._sessions = Sessions.start(target, draft)
@@ -89,16 +93,32 @@ class Engine:
         self._flight: _Flight | None = None
         self._dropped: set[int] = set()  # of those that the flight is for
 
+    def require(self, request: Request[Any]) -> None:
+        """Refuse a request whose K/V would not fit even if it were alone; from any thread.
+
+        Raises:
+            OutOfPagesError: It will never fit; says what would.
+        """
+        budgets = [getattr(model, "budget", None) for model in (self.target, self.draft)]
+        for budget in (self.budget, *budgets):
+            if budget is not None:
+                budget.require(request.need)
+
+    def has_room(self, request: Request[Any]) -> bool:
+        """Whether a request would join at the next step, with all that waits before it."""
+        if not self.busy:  # what is dropped from a block that has begun may still hold pages
+            return True
+        held = [p.request.need for p in self._present]
+        joining = [*(p.request.need for p in self._waiting), request.need]
+        return self._fits(held, joining, sum(need.rows for need in (*held, *joining)))
+
     def add(self, request: Request[Any]) -> None:
         """Queue a request.
 
         Raises:
             OutOfPagesError: It will never fit.
         """
-        for model in (self.target, self.draft):
-            budget = getattr(model, "budget", None)
-            if budget is not None:
-                budget.require(request.need)
+        self.require(request)
         self._waiting.append(Population(request, self.vocabulary))
 
     def cancel(self, index: int) -> bool:
@@ -126,6 +146,14 @@ class Engine:
     def rows(self) -> int:
         """Particles whose keys and values are kept now."""
         return sum(len(p.live) for p in self._present)
+
+    @property
+    def reserved(self) -> int:
+        """Tokens of the budget that are kept free for what was added; 0 without one."""
+        if self.budget is None:
+            return 0
+        needs = [p.request.need for p in (*self._present, *self._waiting)]
+        return self.budget.size(needs) * PAGE
 
     @property
     def busy(self) -> bool:
@@ -243,21 +271,18 @@ class Engine:
         token of the text is then drawn per particle, like every other.
         """
         joining: list[Population[Any]] = []
-        rows = sum(p.capacity for p in self._running)
         held = [p.request.need for p in self._running]
         needs: list[Need] = []
+        rows = sum(need.rows for need in held)
         while self._waiting:
-            n = self._waiting[0].capacity
-            if rows + n > self.max_rows and rows > 0:
-                break
             needs.append(self._waiting[0].request.need)
-            if not all(session.fits(held, needs) for session in self._limited):
+            rows += needs[-1].rows
+            if not self._fits(held, needs, rows):
                 break
             joining.append(self._waiting.popleft())
             joining[-1].begin()
             joining[-1].usage.kv_cache = self._sessions.target.kv_cache
             joining[-1].usage.attention = self._sessions.target.attention
-            rows += n
         if not joining:
             return
         prompts = [p.request.prompt_ids[:-1] for p in joining]
@@ -268,6 +293,16 @@ class Engine:
         lengths = np.array([1 + len(p) for p in prompts])
         self._book(joining, lengths / lengths.sum())
         self._running = self._running + joining
+
+    def _fits(self, held: Sequence[Need], joining: Sequence[Need], rows: int) -> bool:
+        """Whether some can join those that hold something, with so many rows together; what has
+        more rows than there may be runs alone.
+        """
+        if rows > self.max_rows and len(held) + len(joining) > 1:
+            return False
+        if self.budget is not None and not self.budget.holds([*held, *joining]):
+            return False
+        return all(session.fits(held, joining) for session in self._limited)
 
     # -- settling --------------------------------------------------------------------------------
 

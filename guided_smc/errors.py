@@ -54,10 +54,12 @@ class OutOfPagesError(ModelError):
     Attributes:
         needed: Pages that it takes.
         fit: Pages that fit.
+        allows: In words, what would fit.
     """
 
-    def __init__(self, message: str, *, needed: int, fit: int) -> None:
+    def __init__(self, message: str, *, needed: int, fit: int, allows: str = "") -> None:
         super().__init__(message)
+        self.allows = allows
         self.needed = needed
         self.fit = fit
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -193,6 +195,31 @@ def test_a_need_counts_the_prompt_once_and_each_particle_to_its_cap():
     need = Need.of(prompt_ids=33, rows=3, max_tokens=16)
     assert (need.prompt, need.tail) == (32, 17)
     assert need.pages == 2 + 3 * 2
+
+
+def test_windows_are_as_wide_as_the_widest_and_may_hold_as_much_as_the_pages():
+    budget = Budget.of(1600, "model", in_place_from=64)
+    short, long = Need.of(9, rows=4, max_tokens=15), Need.of(101, rows=2, max_tokens=299)
+    assert (short.columns(64), long.columns(64)) == (16 + 8, 300 + 32)
+    assert budget.size([short]) == 6  # windows of 4 rows and 24 columns; 5 pages
+    assert budget.size([long]) == 7 + 2 * 19 + 0
+    assert budget.size([short, long]) == 125  # 6 rows of 332 columns; 50 pages
+    assert not budget.holds([short, long]) and Budget.of(1600, "model").holds([short, long])
+    assert budget.size([]) == 0
+
+
+@pytest.mark.parametrize(("prompt", "rows", "tokens"), [(9, 40, 60), (101, 40, 10), (9, 39, 15)])
+def test_what_would_fit_fits_with_windows_too(prompt, rows, tokens):
+    budget = Budget.of(640, "model", in_place_from=64)
+    with pytest.raises(OutOfPagesError) as caught:
+        budget.require(Need.of(prompt, rows, tokens))
+    ways = re.findall(r"(\d+) particles with max_tokens=(\d+)", caught.value.allows)
+    assert ways
+    for n, cap in ways:
+        need = Need.of(prompt, int(n), int(cap))
+        assert budget.holds([need])
+        bigger = [replace(need, rows=need.rows + 1), replace(need, tail=need.tail + 1)]
+        assert not all(budget.holds([one]) for one in bigger)
 
 
 def test_the_command_takes_a_budget_and_records_what_does_not_fit(folder, tmp_path):

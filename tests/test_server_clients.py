@@ -20,7 +20,7 @@ LONG = {
 
 @pytest.fixture(scope="module")
 def url():
-    with table_server(send_timeout=0.5, max_cached_tokens=200_000) as made:
+    with table_server(send_timeout=0.5, max_total_tokens=200_000) as made:
         yield made
 
 
@@ -105,7 +105,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_back():
     long = {**LONG, "max_tokens": 4000, "stream": True}
     waiting = {**LONG, "n": 2, "max_tokens": 2, "stream": True}
     with (
-        table_server(max_rows=8, max_queue=2, max_cached_tokens=200_000) as url,
+        table_server(max_rows=8, max_queue=2, max_total_tokens=200_000) as url,
         httpx.Client(base_url=url, timeout=60) as client,
         client.stream("POST", "/v1/chat/completions", json=long) as running,
     ):

@@ -11,12 +11,14 @@ from tiny_models import tiny_config, tiny_tokenizer
 
 from guided_smc import TableModel
 from guided_smc.engine import Engine
-from guided_smc.errors import PotentialError
+from guided_smc.errors import OutOfPagesError, PotentialError
+from guided_smc.models.budget import Budget
+from guided_smc.models.pages import PAGE
 from guided_smc.models.tokenization import vocabulary_from_tokenizer
 from guided_smc.models.transformers import TransformersModel
 from guided_smc.results import Result
 from guided_smc.server.errors import ApiError
-from guided_smc.server.loop import Deadline, EngineLoop, Job, cached_tokens
+from guided_smc.server.loop import Deadline, EngineLoop, Job
 
 MODEL = TableModel.random(VOCABULARY, seed=5, eos_probability=0.05)
 PROMPT = [0, 1]
@@ -56,10 +58,10 @@ def loop():
     engines = []
 
     def make():
-        engines.append(Engine(MODEL, max_rows=8))
+        engines.append(Engine(MODEL, max_rows=8, budget=Budget.of(10_000, "table")))
         return engines[-1]
 
-    made = EngineLoop(make, max_rows=8, max_cached_tokens=10_000, max_queue=6)
+    made = EngineLoop(make, max_queue=6)
     made.engines = engines
     made.start()
     yield made
@@ -258,25 +260,29 @@ def test_what_runs_longer_than_the_grace_is_told_so(loop):
 def test_what_never_fits_is_refused_at_once(loop):
     with pytest.raises(ApiError, match="9 particles"):
         loop.submit([job(n_particles=9)[0]])
-    with pytest.raises(ApiError, match="tokens of cache"):
+    with pytest.raises(OutOfPagesError, match="4 particles with max_tokens=2495 would fit"):
         loop.submit([job(max_tokens=100_000)[0]])
 
 
-def test_jobs_wait_until_the_cache_has_room():
-    one = job(max_tokens=40, n_particles=2)[0]
-    room = cached_tokens([one, one]) - 1
-    loop = EngineLoop(
-        lambda: Engine(MODEL, max_rows=8), max_rows=8, max_cached_tokens=room, max_queue=6
-    )
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_jobs_wait_until_the_cache_has_room(lacking):
+    second, recorder = job(max_tokens=40, n_particles=2)
+    needs = [job(max_tokens=30, n_particles=2)[0].request.need, second.request.need]
+    room = Budget(sum(need.pages for need in needs) - lacking, "table")
+    loop = EngineLoop(lambda: Engine(MODEL, max_rows=8, budget=room), max_queue=6)
     loop.start()
     try:
         gate = threading.Event()
-        occupied(loop, gate, n_particles=2)
-        second, recorder = job(max_tokens=40, n_particles=2)
+        _, running = occupied(loop, gate, n_particles=2)
+        assert loop._engine.reserved == PAGE * needs[0].pages
+        after_it = []
+        recorder.step = lambda event: after_it.append(running.finished.is_set())
         loop.submit([second])
-        assert loop.waiting == 1
         gate.set()
-        assert recorder.finished.wait(20)
+        assert recorder.finished.wait(20) and isinstance(recorder.outcome, Result)
+        assert all(after_it) == bool(lacking)
+        wait_until(lambda: not loop._running)
+        assert loop._engine.reserved == 0
     finally:
         loop.stop(20)
 

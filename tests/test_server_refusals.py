@@ -92,7 +92,7 @@ def test_a_field_that_changes_nothing_may_be_sent(client):
         ({"smc": {"max_restarts": 1}, "stream": True}, "smc.max_restarts", "cannot start again"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
         ({"logit_bias": {"97": 101}}, "logit_bias", "-100 to 100"),
-        ({"max_tokens": 10**6}, "max_tokens", "tokens of cache"),
+        ({"max_tokens": 10**6}, "max_tokens", "tokens of K/V, and the server has room for 65536"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"parallel_tool_calls": True}, "parallel_tool_calls", "needs tools"),
         ({"tools": [TOOL, TOOL]}, "tools", "two are named 'light'"),

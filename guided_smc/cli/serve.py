@@ -20,7 +20,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("max-body-bytes", int, "Of a request's body.  [default: 4000000]"),
     ("log-level", click.Choice(["debug", "info", "warning", "error"]), "[default: info]"),
     ("max-rows", int, "Most particles in one batch.  [default: 64]"),
-    ("max-cached-tokens", int, "Most tokens of K/V that are kept.  [default: 65536]"),
+    ("max-total-tokens", int, "Most tokens whose K/V is held at once.  [default: 65536]"),
     ("max-queue", int, "Most answers that wait; beyond it is 429.  [default: 128]"),
     ("deadline", float, "Seconds that a request may take.  [default: 300]"),
     ("grace", float, "Seconds for what runs when asked to stop.  [default: 30]"),

@@ -3,12 +3,15 @@
 With a budget, a prompt joins the batch only if its particles fit even if each grows to
 `max_tokens` and shares nothing: then nothing runs out of memory later, and whoever does not fit
 yet waits. A page that particles share is counted for each of them here, though it is held once.
+
+Attention that reads no pages has windows beside them: a copy of each row, all as wide as the
+widest. A budget may count these too, and then they hold at most as many tokens as the pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,6 +44,10 @@ class Need:
         """Pages, if the particles share nothing but the prompt."""
         return pages_of(self.prompt) + self.rows * pages_of(self.tail)
 
+    def columns(self, in_place_from: int) -> int:
+        """The most columns of a row's window: all but a prompt that is long for its rows."""
+        return self.tail + min(self.prompt, in_place_from // self.rows)
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -49,13 +56,16 @@ class Budget:
     Attributes:
         pages: So many.
         name: Of the model, for messages.
+        in_place_from: Where windows are counted too: tokens of a prompt, times its rows, from which
+            on it is in none.
     """
 
     pages: int
     name: str
+    in_place_from: int | None = None
 
     @classmethod
-    def of(cls, max_total_tokens: Any, name: str) -> Budget:
+    def of(cls, max_total_tokens: Any, name: str, in_place_from: int | None = None) -> Budget:
         """From a number of tokens.
 
         Raises:
@@ -67,16 +77,24 @@ class Budget:
                 f"max_total_tokens must be a whole number from {PAGE} (a page of K/V), got "
                 f"{max_total_tokens!r}"
             )
-        return cls(max_total_tokens // PAGE, name)
+        return cls(max_total_tokens // PAGE, name, in_place_from)
 
     @property
     def tokens(self) -> int:
         """Tokens in all of the pages."""
         return self.pages * PAGE
 
-    def holds(self, needs: Iterable[Need]) -> bool:
+    def size(self, needs: Sequence[Need]) -> int:
+        """Pages that all of these may come to hold, or that their windows would take, if more."""
+        pages = sum(need.pages for need in needs)
+        if self.in_place_from is None or not needs:
+            return pages
+        widest = max(need.columns(self.in_place_from) for need in needs)
+        return max(pages, pages_of(widest * sum(need.rows for need in needs)))
+
+    def holds(self, needs: Sequence[Need]) -> bool:
         """Whether all of these fit at once."""
-        return sum(need.pages for need in needs) <= self.pages
+        return self.size(needs) <= self.pages
 
     def require(self, need: Need) -> None:
         """Refuse what does not fit even alone.
@@ -84,21 +102,29 @@ class Budget:
         Raises:
             OutOfPagesError: With what would fit.
         """
-        if need.pages <= self.pages:
+        if self.holds([need]):
             return
         left = self.pages - pages_of(need.prompt)
         rows, tail = left // pages_of(need.tail), (left // need.rows) * PAGE
+        if self.in_place_from is not None:
+            beside = need.columns(self.in_place_from) - need.tail
+            tail = min(tail, self.tokens // need.rows - beside)
+            rows = min(rows, need.rows - 1, self.tokens // need.tail)
+            while rows > 0 and not self.holds([replace(need, rows=rows)]):
+                rows -= 1
+        needed = self.size([need])
         fits = [f"{rows} particles with max_tokens={need.tail - 1}"] if rows > 0 else []
         if tail > 1:
             fits.append(f"{need.rows} particles with max_tokens={tail - 1}")
         would = f"{' or '.join(fits)} would fit" if fits else "the prompt alone is too long"
         raise OutOfPagesError(
             f"{need.rows} particles with max_tokens={need.tail - 1} behind a prompt of "
-            f"{need.prompt + 1} tokens may need {need.pages} pages of {PAGE} tokens of K/V, and "
+            f"{need.prompt + 1} tokens may need {needed} pages of {PAGE} tokens of K/V, and "
             f"{self.name} may hold {self.pages} (max_total_tokens={self.tokens}): {would}; or "
-            f"set max_total_tokens={need.pages * PAGE}",
-            needed=need.pages,
+            f"set max_total_tokens={needed * PAGE}",
+            needed=needed,
             fit=self.pages,
+            allows=would,
         )
 
 

@@ -25,6 +25,8 @@ from guided_smc.engine import Engine
 from guided_smc.errors import GuidedSMCError
 from guided_smc.grammars import Limits
 from guided_smc.grammars.worker import start_worker
+from guided_smc.models.budget import Budget
+from guided_smc.models.particles import IN_PLACE
 from guided_smc.records import finite, step_record
 from guided_smc.results import Result
 from guided_smc.rewards import Reward
@@ -75,10 +77,9 @@ class Server:
         self.name = settings.served_name or lm.model.name
         self.created = int(time.time())
         self.metrics = Metrics()
+        budget = Budget.of(settings.max_total_tokens, lm.model.name, in_place_from=IN_PLACE)
         self.engine = EngineLoop(
-            lambda: Engine(lm.model, lm.draft, max_rows=settings.max_rows),
-            max_rows=settings.max_rows,
-            max_cached_tokens=settings.max_cached_tokens,
+            lambda: Engine(lm.model, lm.draft, max_rows=settings.max_rows, budget=budget),
             max_queue=settings.max_queue,
             metrics=self.metrics,
         )

@@ -9,11 +9,13 @@ from guided_smc.errors import (
     ConstraintError,
     GuidedSMCError,
     OptionError,
+    OutOfPagesError,
     OutputError,
     PotentialError,
     PromptError,
     UnsupportedConstraintError,
 )
+from guided_smc.models.pages import PAGE
 
 LIKE_OPTIONS = (
     *("n_particles", "block_size", "ess_threshold", "resampling", "power", "method", "target_ess"),
@@ -159,6 +161,14 @@ def from_exception(error: BaseException, request_id: str, fields: Fields | None 
         code = "context_length_exceeded" if error.too_long else "invalid_prompt"
         param = fields.limit if error.too_long == "max_tokens" else fields.prompt
         return ApiError(400, message, param=param, code=code)
+    if isinstance(error, OutOfPagesError):
+        return ApiError(
+            400,
+            f"prompt, max_tokens and particles may need {error.needed * PAGE} tokens of K/V, and "
+            f"the server has room for {error.fit * PAGE}: {error.allows}",
+            param=fields.limit,
+            code="too_large",
+        )
     if isinstance(error, OptionError):
         return ApiError(400, message, param=_field_of(error.option, fields), code="invalid_value")
     if isinstance(error, OutputError):

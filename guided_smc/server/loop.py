@@ -7,8 +7,8 @@ as far as rows and cache have room, and makes the next step.
 Fairness: each owner (an API key, or an address) has a queue, and the owners take turns. The job
 whose turn it is waits until it fits, and nobody overtakes it: a large one cannot starve.
 
-Room: a job reserves what it may come to need, so that nothing that runs is ever dropped for lack
-of memory.
+Room: a job joins when the engine has room for all that it may come to need, so that nothing that
+runs is ever dropped for lack of memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from guided_smc.engine import Engine
-from guided_smc.models.pages import PAGE
-from guided_smc.models.particles import IN_PLACE
 from guided_smc.population import Request
 from guided_smc.results import ErrorEvent, Result, ResultEvent, StepEvent
 from guided_smc.server.errors import ApiError, overloaded, stopping, too_late
@@ -95,33 +93,12 @@ class Job:
         """Most particles."""
         return self.request.options.particle_range[1]
 
-    @property
-    def columns(self) -> int:
-        """Most tokens of a row's window: of an answer, and of a prompt short for its rows."""
-        prompt = min(len(self.request.prompt_ids), IN_PLACE // self.rows)
-        return self.request.options.max_tokens + prompt
-
-    @property
-    def paged(self) -> int:
-        """Most tokens in pages: the prompt once, and an answer for each particle."""
-        pages = math.ceil(len(self.request.prompt_ids) / PAGE)
-        tail = math.ceil(self.request.options.max_tokens / PAGE) + 1
-        return PAGE * (pages + self.rows * tail)
-
-
-def cached_tokens(jobs: Sequence[Job]) -> int:
-    """Most tokens whose keys and values jobs need together: pages, and windows as wide as one."""
-    windows = sum(job.rows for job in jobs) * max((job.columns for job in jobs), default=0)
-    return sum(job.paged for job in jobs) + windows
-
 
 class EngineLoop:
     """The engine's thread.
 
     Args:
         make_engine: Called again if a step fails in a way that no request is to blame for.
-        max_rows: Most particles at once.
-        max_cached_tokens: Most tokens in the cache.
         max_queue: Most jobs that wait.
         metrics: Told what happens.
     """
@@ -130,15 +107,11 @@ class EngineLoop:
         self,
         make_engine: Callable[[], Engine],
         *,
-        max_rows: int,
-        max_cached_tokens: int,
         max_queue: int,
         metrics: Metrics | None = None,
     ) -> None:
         self._make_engine = make_engine
         self._engine = make_engine()
-        self._max_rows = max_rows
-        self._max_cached_tokens = max_cached_tokens
         self._max_queue = max_queue
         self._metrics = metrics
         self._changed = threading.Condition()
@@ -172,28 +145,25 @@ class EngineLoop:
 
         Raises:
             ApiError: 400.
+            OutOfPagesError: Its K/V.
         """
-        if job.rows > self._max_rows:
+        if job.rows > self._engine.max_rows:
+            most = self._engine.max_rows
             raise ApiError(
                 400,
-                f"{job.rows} particles are more than the server runs at once ({self._max_rows})",
+                f"{job.rows} particles are more than the server runs at once ({most})",
                 param="smc.n_particles",
                 code="too_large",
             )
-        if (tokens := cached_tokens([job])) > self._max_cached_tokens:
-            raise ApiError(
-                400,
-                f"prompt, max_tokens and particles may need {tokens} tokens of cache, and the "
-                f"server has {self._max_cached_tokens}; lower max_tokens or smc.n_particles",
-                param="max_tokens",
-                code="too_large",
-            )
+        self._engine.require(job.request)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue jobs, all or none.
 
         Raises:
-            ApiError: 429, the queue is full; 503, the server is stopping; 400, one never fits.
+            ApiError: 429, the queue is full; 503, the server is stopping; 400, one has too many
+                particles.
+            OutOfPagesError: The K/V of one never fits.
         """
         for job in jobs:
             self.check_room(job)
@@ -319,10 +289,7 @@ class EngineLoop:
         while self._queues:
             owner, queue = next(iter(self._queues.items()))
             job = queue[0]
-            together = [*self._running.values(), job]
-            if sum(j.rows for j in together) > self._max_rows:
-                return
-            if cached_tokens(together) > self._max_cached_tokens:
+            if not self._engine.has_room(job.request):
                 return
             queue.popleft()
             if queue:
@@ -360,5 +327,5 @@ class EngineLoop:
                 waiting=self.waiting,
                 groups=len(self._running),
                 particles=self._engine.rows,
-                reserved=cached_tokens(list(self._running.values())),
+                reserved=self._engine.reserved,
             )

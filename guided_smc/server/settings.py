@@ -16,6 +16,7 @@ from pydantic_settings import (
 )
 
 from guided_smc.errors import OptionError
+from guided_smc.models.pages import PAGE
 
 PREFIX = "GUIDED_SMC_"
 
@@ -46,8 +47,10 @@ class Settings(BaseSettings):
     )
 
     max_rows: int = Field(64, gt=0, description="Most particles in one batch.")
-    max_cached_tokens: int = Field(
-        65_536, gt=0, description="Most tokens whose keys and values are kept, copies counted."
+    max_total_tokens: int = Field(
+        65_536,
+        ge=PAGE,
+        description="Most tokens of K/V in pages, and again as many in windows.",
     )
     max_queue: int = Field(128, gt=0, description="Most answers that wait; beyond it is 429.")
     deadline: float = Field(300.0, gt=0, description="Seconds that a request may take.")
