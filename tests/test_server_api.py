@@ -143,6 +143,14 @@ def test_particles_are_used_where_they_change_something(client):
     assert chat(client, seed=1, smc={"n_particles": 5}).json()["smc"]["n_particles"] == 5
 
 
+def test_effective_texts_are_fewer_than_effective_particles_where_particles_agree(client):
+    sent = {"smc": {"n_particles": 4, "ess_threshold": 0}, "seed": 1}
+    alike = chat(client, guided_choice=["same"], **sent).json()["smc"]
+    assert alike["effective_texts"] == pytest.approx(1) and alike["ess"] == pytest.approx(4)
+    apart = chat(client, guided_regex="[a-z]{8}", **sent).json()["smc"]
+    assert apart["effective_texts"] == pytest.approx(apart["ess"])
+
+
 def test_what_is_not_strict_is_relaxed_and_told_of(client):
     schema = {"type": "object", "properties": {"a": {"$ref": "https://example.org/a"}}}
     asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

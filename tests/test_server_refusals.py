@@ -29,6 +29,9 @@ def client():
         ({"messages": [{"role": "user", "content": "x", "mood": "sad"}]}, "messages[0].mood"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+         "tool_choice.allowed_tools"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"functions": []}, "functions"),
         ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
@@ -53,6 +56,8 @@ def test_a_field_that_changes_nothing_may_be_sent(client):
         "modalities": ["text"],
         "tools": [],
         "user": "me",
+        "service_tier": "auto",
+        "seed": 2**63 - 1,
         "response_format": {"type": "text"},
     }
     assert chat(client, max_tokens=2, **neutral).status_code == 200

@@ -43,7 +43,7 @@ def smc_record(result: Result[Any], relaxed: Sequence[dict[str, Any]]) -> dict[s
         "ess": 1 / sum(w * w for w in alive) if alive else 0.0,
         "ancestors": result.diversity.ancestors[0] if result.diversity.ancestors else 0,
         "independent": result.diversity.independent,
-        "distinct": result.diversity.distinct,
+        "effective_texts": result.diversity.distinct,
         "rewards": {
             name: {"chosen": r.chosen, "mean": r.tilted.value} for name, r in result.rewards.items()
         },
