@@ -16,7 +16,7 @@ from guided_smc.models.budget import Budget
 from guided_smc.models.pages import PAGE
 from guided_smc.models.tokenization import vocabulary_from_tokenizer
 from guided_smc.models.transformers import TransformersModel
-from guided_smc.results import Result
+from guided_smc.results import Result, ResultEvent
 from guided_smc.server.errors import ApiError
 from guided_smc.server.loop import Deadline, EngineLoop, Job
 
@@ -262,6 +262,22 @@ def test_what_never_fits_is_refused_at_once(loop):
         loop.submit([job(n_particles=9)[0]])
     with pytest.raises(OutOfPagesError, match="4 particles with max_tokens=2495 would fit"):
         loop.submit([job(max_tokens=100_000)[0]])
+
+
+def test_what_was_dropped_from_a_block_that_has_begun_keeps_nobody_out():
+    first, second = (job(max_tokens=30, n_particles=8)[0].request for _ in range(2))
+    first.index, second.index = 0, 1
+    engine = Engine(MODEL, max_rows=8, step_on="device", budget=Budget(first.need.pages, "table"))
+    engine.add(first)
+    list(engine.step())
+    assert engine._flight is not None and not engine.has_room(second)
+    assert engine.cancel(0)
+    assert engine.reserved == 0 and not engine.busy and engine.has_room(second)
+    engine.add(second)
+    seen = []
+    while engine.busy:
+        seen += engine.step()
+    assert {event.index for event in seen} == {1} and isinstance(seen[-1], ResultEvent)
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
