@@ -14,7 +14,7 @@ from guided_smc.kernels import DeviceAutomaton
 from guided_smc.population import Population
 from guided_smc.proposing import Proposer, named
 from guided_smc.rejection import judged
-from guided_smc.sampling import unpack_bitmask
+from guided_smc.sampling import UNIFORMS, unpack_bitmask
 
 
 class Tables:
@@ -167,7 +167,7 @@ class Asked:
         populations = [(self._host.running[g], s) for g, s in rows]
         uniforms = np.array(
             [
-                _uniform(int(p.streams[s]), p.draws + int(self._block.count[r]))
+                _uniforms(int(p.streams[s]), p.draws + int(self._block.count[r]))
                 for (p, s), r in zip(populations, self._judged, strict=True)
             ]
         )
@@ -176,5 +176,5 @@ class Asked:
         return self._host.draw(rows, every, scores, mask, uniforms, self._errors, draft=draft)
 
 
-def _uniform(seed: int, counter: int) -> float:
-    return float(np.random.default_rng([seed % 2**64, counter]).random())
+def _uniforms(seed: int, counter: int) -> np.ndarray:
+    return np.random.default_rng([seed % 2**64, counter]).random(UNIFORMS)

@@ -22,6 +22,7 @@ from guided_smc.population import Population
 from guided_smc.rejection import redraw
 from guided_smc.sampling import (
     NEG_INF,
+    UNIFORMS,
     draw,
     empty_bitmask,
     masked_weights,
@@ -126,9 +127,12 @@ class Proposer:
         k_row = np.array([block_sizes[g] for g, _ in rows], dtype=np.int64)
         width = int(k_row.max(initial=0))
         last = np.array([[running[g].tokens[s, running[g].length[s]]] for g, s in rows])
-        # One uniform per slot and position, drawn by the prompt's own generator: a prompt's
-        # draws do not depend on who shares its batch.
-        uniforms = [p.rng.random((k + 1, p.n)) for p, k in zip(running, block_sizes, strict=True)]
+        # For each slot and position, drawn by the prompt's own generator: a prompt's draws do not
+        # depend on who shares its batch.
+        uniforms = [
+            p.rng.random((k + 1, p.n, UNIFORMS)) for p, k in zip(running, block_sizes, strict=True)
+        ]
+        unused = np.zeros(UNIFORMS)
         block = Block.empty(len(rows), width)
         for k in range(width):
             active = ~block.ended & ~block.dead & (k < k_row)
@@ -145,7 +149,7 @@ class Proposer:
                     scores = self._ask_draft(rows, active)
                     for g in {g for (g, _), on in zip(rows, active, strict=True) if on}:
                         running[g].usage.draft_passes += 1
-            u = np.array([uniforms[g][k, s] if k < block_sizes[g] else 0.0 for g, s in rows])
+            u = np.array([uniforms[g][k, s] if k < block_sizes[g] else unused for g, s in rows])
             self._take(rows, block, active, scores, mask, u, errors, draft=True)
 
         with self.phases.timed("verify"):
@@ -369,14 +373,14 @@ class Proposer:
             tokens = tokens.clamp_(max=log_p.shape[-1] - 1)  # where there was none to draw
             taken = tokens.unsqueeze(-1)
             log_p_taken = log_p.gather(-1, taken).squeeze(-1).double().cpu().numpy()
-            if not (draft or ahead) and mask is None and np.all(powers == 1.0):
-                # The target proposes for itself: Z is 1, not 1 to within rounding.
-                log_q_taken = log_p_taken
-                log_z = torch.where(total > 0, torch.zeros_like(total), total.log()).cpu().numpy()
-            else:
-                chosen = weights.gather(-1, taken).squeeze(-1).double().log() - total.log()
-                log_q_taken = chosen.cpu().numpy()
-                log_z = (log_scale + total.log()).cpu().numpy()
+            chosen = weights.gather(-1, taken).squeeze(-1).double().log() - total.log()
+            log_q_taken = chosen.cpu().numpy()
+            log_z = (log_scale + total.log()).cpu().numpy()
+            if not (draft or ahead):
+                # Where the target proposes for itself Z is 1, not 1 to within rounding.
+                own = np.array([not running[g].states for g, _ in rows]) & (powers == 1.0)
+                log_q_taken = np.where(own, log_p_taken, log_q_taken)
+                log_z = np.where(own & np.isfinite(log_z), 0.0, log_z)
             token = tokens.cpu().numpy()
         model = self.draft if draft and self.draft else self.target
         self.report_nan(rows, active & np.isnan(log_z), model, errors)

@@ -223,7 +223,7 @@ def redraw(
         weights: float32 `[R, W]`, as of `sampling.masked_weights`; 0 outside the mask. Rows that
             were drawn from with other weights are overwritten by them.
         mask: bool `[R, V]`.
-        uniforms: float64 `[R]`: each seeds the generator of its row's draw.
+        uniforms: float64 `[R, ...]`: the first seeds the generator of its row's draw.
         tokens: int64 `[R]`, overwritten.
         total: float64 `[R]`, overwritten by Ẑ in the unit of the weights; 0 where none was found.
         draft: Whether the weights are a draft's.
@@ -250,7 +250,7 @@ def redraw(
                 if favourite not in eos and not constraint.viable(state, favourite):
                     row = _pulled(row, *pull)
                     weights[r] = torch.from_numpy(row).to(weights)
-            rng = np.random.default_rng(int(uniforms[r : r + 1].view(np.uint64)[0]))
+            rng = np.random.default_rng(int(uniforms[r, :1].view(np.uint64)[0]))
             found = _draw_for(population, slot, row, rng)
             if draft and found.token < 0 and not found.untried:
                 others = torch.zeros_like(weights[r])

@@ -16,6 +16,10 @@ NEG_INF = float("-inf")
 
 BLOCK = 256
 """Tokens that a draw takes together at first."""
+WIDTH = 16
+"""Blocks in a group of them, and tokens in a part of a block."""
+UNIFORMS = 4
+"""That a draw uses."""
 
 _LOG2_E = math.log2(math.e)
 
@@ -119,36 +123,46 @@ def masked_weights(
 
 
 def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per row by inverting the cumulative weights; never one of weight 0.
+    """One token per row in proportion to its weight; never one of weight 0.
 
-    In two levels, blocks and then tokens of the block, so that no cumulative sum over the whole
-    vocabulary is written.
+    Down a tree: a group of blocks, a block, a part of it, a token, each among some `WIDTH` by a
+    uniform of its own. A single one that inverts the cumulative weights of the whole vocabulary
+    would do, were logits the same to the last bit whoever shares the batch. They are not, and what
+    rounding shifts the cumulative weights by is more than the whole weight of an unlikely token:
+    whenever one of those is drawn, it would be another one each time. The share of a token in its
+    part, and so on upwards, shifts in proportion.
 
     Args:
         weights: float32 `[R, W]`, as of `masked_weights`; rows of 0 or NaN yield some token.
-        uniforms: float64 `[R]` in [0, 1).
+        uniforms: float64 `[R, UNIFORMS]` in [0, 1).
 
     Returns:
         Tokens int64 `[R]`, and the rows' totals float64 `[R]`, on the device of the weights.
     """
     n_rows = len(weights)
-    blocks = weights.view(n_rows, -1, BLOCK)
-    sums = blocks.sum(dim=-1, dtype=torch.float64)
-    cdf = sums.cumsum(dim=-1)
-    total = cdf[:, -1:]
-    block, points = _invert(cdf, uniforms.to(cdf.device).unsqueeze(-1) * total)
-    points = (points - (cdf - sums).gather(-1, block)).clamp_(min=0.0)
-    rows = torch.arange(n_rows, device=cdf.device)
-    inner, _ = _invert(blocks[rows, block.squeeze(-1)].double().cumsum(dim=-1), points)
-    return (block * BLOCK + inner).squeeze(-1), total.squeeze(-1)
+    rows = torch.arange(n_rows, device=weights.device)
+    u = uniforms.to(weights.device).unbind(-1)
+    sums = weights.view(n_rows, -1, BLOCK).sum(dim=-1, dtype=torch.float64)
+    sums = torch.nn.functional.pad(sums, (0, -sums.shape[1] % WIDTH)).view(n_rows, -1, WIDTH)
+    groups = sums.sum(dim=-1)
+    group = _choose(groups, u[0])
+    block = group * WIDTH + _choose(sums[rows, group], u[1])
+    # Behind the last block stands none, which only a row of 0 or NaN can come to.
+    block = block.clamp_(max=weights.shape[1] // BLOCK - 1)
+    parts = weights.view(n_rows, -1, BLOCK // WIDTH, WIDTH)[rows, block].double()
+    part = _choose(parts.sum(dim=-1), u[2])
+    token = _choose(parts[rows, part], u[3])
+    return block * BLOCK + part * WIDTH + token, groups.sum(dim=-1)
 
 
-def _invert(cdf: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The intervals `[R, 1]` of `cdf` `[R, n]` that hold the points `[R, 1]`, and the points."""
-    total = cdf[:, -1:]
+def _choose(masses: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """For each row of masses `[R, n]` the index int64 `[R]` that a uniform `[R]` falls on."""
+    cdf = masses.cumsum(dim=-1)
+    total = cdf[:, -1]
     # Rounding must not put a point at the very end, where no interval is.
-    points = torch.minimum(points, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cdf, points, right=True).clamp_(max=cdf.shape[-1] - 1), points
+    points = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cdf, points.unsqueeze(-1), right=True).squeeze(-1)
+    return index.clamp_(max=masses.shape[1] - 1)
 
 
 def unpack_bitmask(bitmask: np.ndarray, width: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+import torch
 
 from guided_smc.costs import CostModel
 from guided_smc.models.table import TableModel, TableSession
@@ -236,3 +237,14 @@ class _FollowingSession(TableSession):
 
     def begin_block(self) -> None:
         self.rows = list(self.target.rows)
+
+
+def chi_square(tokens: torch.Tensor, p: torch.Tensor) -> float:
+    """In standard deviations above its mean; tokens of probability 0 must not occur."""
+    counts = torch.bincount(tokens, minlength=len(p))
+    assert len(counts) == len(p) and not counts[p == 0].any()
+    likely = p > 0
+    expected = len(tokens) * p[likely]
+    square = float(((counts[likely] - expected) ** 2 / expected).sum())
+    freedom = int(likely.sum()) - 1
+    return (square - freedom) / math.sqrt(2 * freedom)

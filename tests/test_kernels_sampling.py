@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_cases import INF, bits, sampling_case, verifying_case
+from support import chi_square
 
 from guided_smc import kernels
 from guided_smc.kernels.philox import STRIDE, exponentials, philox, words
@@ -17,17 +18,6 @@ from guided_smc.sampling import masked_weights, target_scores
 
 ONE = torch.ones(1)
 ZERO = torch.zeros(1, dtype=torch.int64)
-
-
-def chi_square(tokens: torch.Tensor, p: torch.Tensor) -> float:
-    """In standard deviations above its mean; tokens of probability 0 must not occur."""
-    counts = torch.bincount(tokens, minlength=len(p))
-    assert len(counts) == len(p) and not counts[p == 0].any()
-    likely = p > 0
-    expected = len(tokens) * p[likely]
-    square = float(((counts[likely] - expected) ** 2 / expected).sum())
-    freedom = int(likely.sum()) - 1
-    return (square - freedom) / math.sqrt(2 * freedom)
 
 
 def draws(
