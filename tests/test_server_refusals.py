@@ -1,10 +1,20 @@
 """What the endpoints refuse, and how: over a table in this process."""
 
 import json
+import socket
 import time
 
 import pytest
-from server_support import TOOL, USER, chat, events, refused, table_client, table_lm
+from server_support import (
+    TOOL,
+    USER,
+    chat,
+    events,
+    refused,
+    table_client,
+    table_lm,
+    table_server,
+)
 
 from guided_smc.errors import ConstraintError
 from guided_smc.grammars import Limits
@@ -195,9 +205,12 @@ BOMBS = {
 def test_a_schema_that_is_a_bomb_or_broken_is_refused_in_time(client, name):
     field, value = BOMBS[name]
     error = refused(chat(client, **{field: value}), 400, param=field)
-    assert error["code"] in ("invalid_constraint", "unsupported_constraint")
-    # It is remembered: the second time costs nothing.
-    assert refused(chat(client, **{field: value}), 400) == error
+    # Which of both it is for what is wide and deep depends on the machine.
+    bomb = ["constraint_too_slow"] if name in ("exponential regex", "slow to end") else []
+    assert error["code"] in ("invalid_constraint", "unsupported_constraint", *bomb)
+    if error["code"] != "constraint_too_slow":
+        # It is remembered: the second time costs nothing.
+        assert refused(chat(client, **{field: value}), 400) == error
 
 
 def test_all_schemas_of_a_request_together_keep_to_the_time_limit():
@@ -209,7 +222,7 @@ def test_all_schemas_of_a_request_together_keep_to_the_time_limit():
     many = [{"type": "function", "function": function(i)} for i in range(60)]
     with table_client(max_schema_seconds=0.5) as other:
         began = time.monotonic()
-        error = refused(chat(other, tools=many), 400, param="tools", code="invalid_constraint")
+        error = refused(chat(other, tools=many), 400, param="tools", code="constraint_too_slow")
         assert time.monotonic() - began < 3, "one alone takes about a tenth of a second, twice"
         assert "more than the limit of 0.5 seconds" in error["message"]
 
@@ -248,6 +261,8 @@ def post(client, body, content_type="application/json", path="/v1/chat/completio
         (b'"x"', "is a string"),
         (b"true", "is a boolean"),
         (b"null", "is null"),
+        (b'{"max_tokens": 2, "n": 1, "max_tokens": 3}', "the key 'max_tokens' twice"),
+        (b'{"guided_json": {"enum": [1], "enum": [2]}}', "the key 'enum' twice"),
     ],
     ids=lambda value: repr(value)[:24],
 )
@@ -329,7 +344,9 @@ def test_the_deadline_of_a_request_is_told_as_it_was_set(client, monkeypatch, se
     # Whether it passes before or after the request has joined the queue.
     monkeypatch.setattr(client.server.engine, "_admit", lambda: None)
     error = refused(chat(client, smc={"deadline": seconds}), 504, code="deadline_exceeded")
-    assert error["type"] == "timeout_error" and f"longer than {told};" in error["message"]
+    assert error["type"] == "timeout_error"
+    began, waited = f"took longer than {told};", f"waited for others until its deadline of {told};"
+    assert began in error["message"] or waited in error["message"]
 
 
 def test_long_deadlines_are_told_in_whole_seconds():
@@ -365,3 +382,62 @@ def test_an_answer_that_is_cut_says_so_and_one_that_cannot_be_is_an_error(client
     dead = chat(client, guided_regex="abc", logit_bias=banned, top_k=1)
     error = refused(dead, 422, code="failed")
     assert error["type"] == "no_valid_output"
+
+
+def test_what_is_refused_blames_the_field_of_whoever_asks(client):
+    """Also where it is remembered from somebody who had it in another field."""
+    endless = {"$ref": "#"}
+    for fields, param in [
+        ({"guided_json": endless}, "guided_json"),
+        ({"structured_outputs": {"json": endless}}, "structured_outputs"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": endless, "strict": True},
+                }
+            },
+            "response_format",
+        ),
+    ]:
+        refused(chat(client, **fields), 400, param=param, code="invalid_constraint")
+
+
+def test_what_took_too_long_to_compile_may_be_sent_again(client, monkeypatch):
+    real = Allowance.limits
+    monkeypatch.setattr(Allowance, "limits", property(lambda self: self._raise()), raising=True)
+    monkeypatch.setattr(
+        Allowance, "_raise", lambda self: (_ for _ in ()).throw(self.spent()), raising=False
+    )
+    asked = {"guided_regex": "sent [a-c] twice"}
+    error = refused(chat(client, **asked), 400, param="guided_regex", code="constraint_too_slow")
+    assert "try again when the server has less to do" in error["message"]
+    monkeypatch.setattr(Allowance, "limits", real)
+    assert chat(client, **asked).status_code == 200
+
+
+def test_an_answer_of_a_tool_has_to_be_to_a_call(client):
+    messages = [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c2", "content": "1"},
+    ]
+    error = refused(chat(client, messages=messages), 400, param="messages[2].tool_call_id")
+    assert "no message before has made a call 'c2'" in error["message"]
+    messages[2]["tool_call_id"] = "c1"
+    assert chat(client, messages=messages, max_tokens=2).status_code == 200
+
+
+def test_a_client_that_stops_in_its_body_is_told_and_let_go():
+    with table_server(receive_timeout=0.3) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+            client.sendall(f"{head}Content-Type: application/json\r\n\r\n{{".encode())
+            said = b"".join(iter(lambda: client.recv(65536), b""))
+    assert said.startswith(b"HTTP/1.1 408 ") and b"slow_sender" in said

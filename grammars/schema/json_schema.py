@@ -346,8 +346,9 @@ def _check_depth(schema: Any, limits: Limits) -> None:
     levels = depth(schema)
     if levels > limits.max_depth:
         raise ConstraintError(
-            f"the schema is nested {levels} deep, more than the limit of {limits.max_depth} "
-            "(`Limits.max_depth`); name inner parts in $defs and refer to them"
+            f"the schema is nested {levels} deep, more than the limit of {limits.max_depth}: name "
+            "inner parts in $defs and refer to them",
+            limit="max_depth",
         )
 
 

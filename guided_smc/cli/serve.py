@@ -25,6 +25,7 @@ FLAGS: tuple[tuple[str, Any, str], ...] = (
     ("deadline", float, "Seconds that a request may take.  [default: 300]"),
     ("grace", float, "Seconds for what runs when asked to stop.  [default: 30]"),
     ("send-timeout", float, "Seconds until a client that does not read is cut.  [default: 20]"),
+    ("receive-timeout", float, "Seconds that a client may pause in a body.  [default: 20]"),
     ("n-particles", int, "Where a request does not say.  [default: 8]"),
     ("max-particles", int, "Most particles of one answer.  [default: 32]"),
     ("max-tokens", int, "Where a request does not say.  [default: 256]"),

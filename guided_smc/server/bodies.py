@@ -6,6 +6,7 @@ Read here and not by FastAPI, whose words for a broken body are its parser's.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from email.message import Message
 from typing import Any, NoReturn
@@ -79,7 +80,9 @@ def parsed(body: bytes) -> dict[str, Any]:
     if not body.strip():
         _refuse(f"the body is empty; {_EXAMPLE}")
     try:
-        found = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
+        found = json.loads(
+            body.decode("utf-8-sig"), parse_constant=_no_constant, object_pairs_hook=_once
+        )
     except UnicodeDecodeError as error:
         _refuse(
             f"the body is not UTF-8: byte 0x{body[error.start]:02x} at offset {error.start}; "
@@ -96,6 +99,15 @@ def parsed(body: bytes) -> dict[str, Any]:
         _refuse("the body has a number with thousands of digits; send a shorter one")
     if not isinstance(found, dict):
         _refuse(f"the body is {_KINDS.get(type(found), 'a number')}; {_EXAMPLE}")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, none of whose keys is given twice: one of the values would be ignored."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        _refuse(f"the body has an object with the key {twice!r} twice; send it once")
     return found
 
 

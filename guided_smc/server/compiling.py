@@ -36,6 +36,7 @@ from guided_smc.vocabulary import Vocabulary
 Kind = Literal["json", "regex", "grammar", "choice", "tools"]
 
 _REFUSED_S = 60.0
+_TOO_SLOW = "constraint_too_slow"
 _MOST_RELAXED = 32
 _MOST_CHOICES = 10_000
 
@@ -112,14 +113,17 @@ class Compiler:
         error, until = self._refused.get(spec, (None, 0.0))
         if error is not None and time.monotonic() < until:
             self._count("refused")
-            raise error
+            raise error.blaming(spec.param)
         if spec not in self._pending:
             self._count("no")
             # A task of its own: who asked first may go away while others wait for it.
             task = asyncio.create_task(self._compile(spec))
             self._pending[spec] = task
             task.add_done_callback(partial(self._settled, spec))
-        return await asyncio.shield(self._pending[spec])
+        try:
+            return await asyncio.shield(self._pending[spec])
+        except ApiError as refusal:
+            raise refusal.blaming(spec.param) from refusal.__cause__
 
     def close(self) -> None:
         """Compile nothing more."""
@@ -133,16 +137,11 @@ class Compiler:
             made = await loop.run_in_executor(self._threads, self._bound, spec)
             outcome = "compiled"
         except GuidedSMCError as error:
-            unsupported = isinstance(error, UnsupportedConstraintError)
-            refusal = ApiError(
-                400,
-                _with_path(error),
-                param=spec.param,
-                code="unsupported_constraint" if unsupported else "invalid_constraint",
-            )
-            self._refused[spec] = (refusal, time.monotonic() + _REFUSED_S)
-            if len(self._refused) > self._kept:
-                self._refused.popitem(last=False)
+            refusal = ApiError(400, _with_path(error), code=_code(error))
+            if refusal.code != _TOO_SLOW:  # which it may be for what else the machine does
+                self._refused[spec] = (refusal, time.monotonic() + _REFUSED_S)
+                if len(self._refused) > self._kept:
+                    self._refused.popitem(last=False)
             raise refusal from error
         finally:
             if self._metrics:
@@ -219,7 +218,9 @@ class Allowance:
     def spent(self) -> ConstraintError:
         """The error of a constraint that takes too long."""
         return ConstraintError(
-            f"compiling it takes more than the limit of {self._seconds:g} seconds; simplify it"
+            f"compiling it takes more than the limit of {self._seconds:g} seconds; simplify it, or "
+            "try again when the server has less to do",
+            limit="max_compile_seconds",
         )
 
 
@@ -343,6 +344,13 @@ def _steps(path: str) -> list[str | int]:
     for name, index, quoted in re.findall(r'\.([\w$-]+)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]', path):
         steps.append(name or (int(index) if index else json.loads(quoted)))
     return steps
+
+
+def _code(error: GuidedSMCError) -> str:
+    if isinstance(error, UnsupportedConstraintError):
+        return "unsupported_constraint"
+    slow = isinstance(error, ConstraintError) and error.limit == "max_compile_seconds"
+    return _TOO_SLOW if slow else "invalid_constraint"
 
 
 def _with_path(error: GuidedSMCError) -> str:

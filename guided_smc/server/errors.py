@@ -56,6 +56,17 @@ class ApiError(Exception):
         self.code = code
         self.headers = headers or {}
 
+    def blaming(self, param: str) -> ApiError:
+        """The same error of this field of a request."""
+        return ApiError(
+            self.status,
+            self.message,
+            type=self.type,
+            param=param,
+            code=self.code,
+            headers=self.headers,
+        )
+
     @property
     def body(self) -> dict[str, Any]:
         """In OpenAI's shape."""
@@ -91,12 +102,19 @@ def stopping() -> ApiError:
     )
 
 
-def too_late(seconds: float) -> ApiError:
-    """504: the deadline has passed."""
+def too_late(seconds: float, *, waiting: bool = False) -> ApiError:
+    """504: the deadline has passed.
+
+    Args:
+        seconds: What it was.
+        waiting: Whether the request has not even begun.
+    """
+    limit = f"{_rounded(seconds)} s"
     return ApiError(
         504,
-        f"the request took longer than {_rounded(seconds)} s; lower max_tokens, n or "
-        "smc.n_particles",
+        f"the request waited for others until its deadline of {limit}; try again later"
+        if waiting
+        else f"the request took longer than {limit}; lower max_tokens, n or smc.n_particles",
         type="timeout_error",
         code="deadline_exceeded",
     )
@@ -110,6 +128,17 @@ def too_slow() -> ApiError:
     """What ends a stream that nobody reads."""
     return ApiError(
         408, "the client does not read its stream", type="timeout_error", code="slow_reader"
+    )
+
+
+def too_slow_to_send(seconds: float) -> ApiError:
+    """408: the rest of a body does not come."""
+    return ApiError(
+        408,
+        f"nothing came of the rest of the body for {_rounded(seconds)} s",
+        type="timeout_error",
+        code="slow_sender",
+        headers={"Connection": "close"},
     )
 
 

@@ -273,7 +273,7 @@ class EngineLoop:
             if self._stop_at is not None:
                 late.append((job, stopping()))
             elif now >= job.deadline.at:
-                late.append((job, too_late(job.deadline.seconds)))
+                late.append((job, too_late(job.deadline.seconds, waiting=True)))
             else:
                 continue
             self._remove(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -11,7 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from guided_smc.server.errors import ApiError, failed
+from guided_smc.server.errors import ApiError, failed, too_slow_to_send
 from guided_smc.server.logs import request_id
 from guided_smc.server.metrics import Metrics
 from guided_smc.server.settings import Settings
@@ -44,6 +45,7 @@ class Gate:
         self._app = app
         self._keys = [key.get_secret_value().encode() for key in settings.api_keys]
         self._most = settings.max_body_bytes
+        self._pause = settings.receive_timeout
         self._metrics = metrics
         self._endpoints = endpoints
 
@@ -58,7 +60,7 @@ class Gate:
         number = given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         token = request_id.set(number)
         status = 0
-        body = _Body(receive, self._most, self._too_large)
+        body = _Body(receive, self._most, self._pause, self._too_large)
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -137,20 +139,30 @@ class Gate:
 class _Body:
     """A body that may not say how long it is."""
 
-    def __init__(self, receive: Receive, most: int, too_large: Callable[[], ApiError]) -> None:
+    def __init__(
+        self, receive: Receive, most: int, pause: float, too_large: Callable[[], ApiError]
+    ) -> None:
         self._receive = receive
         self._most = most
+        self._pause = pause
         self._too_large = too_large
         self._seen = 0
+        self._whole = False
 
     async def receive(self) -> Message:
         """The next message.
 
         Raises:
-            ApiError: There is too much.
+            ApiError: There is too much, or the client pauses for too long.
         """
-        message = await self._receive()
+        if self._whole:  # what may come now is that the client goes away
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), self._pause)
+        except asyncio.TimeoutError:
+            raise too_slow_to_send(self._pause) from None
         if message["type"] == "http.request":
+            self._whole = not message.get("more_body", False)
             self._seen += len(message.get("body", b""))
             if self._seen > self._most:
                 raise self._too_large()

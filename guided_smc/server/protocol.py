@@ -330,6 +330,14 @@ class ChatRequest(Common):
                 raise _wrong("tool_choice", "needs tools")
             if self.parallel_tool_calls is not None and self.tools is None:
                 raise _wrong("parallel_tool_calls", "needs tools")
+        called: set[str] = set()
+        for i, message in enumerate(self.messages):
+            called |= {call.id for call in message.tool_calls or []}
+            if message.role == "tool" and message.tool_call_id not in called:
+                raise _wrong(
+                    f"messages[{i}].tool_call_id",
+                    f"no message before has made a call {message.tool_call_id!r}",
+                )
         chosen = self.tool_choice
         if isinstance(chosen, NamedTool) and chosen.function.name not in names:
             raise _wrong("tool_choice", f"there is no tool {chosen.function.name!r}")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -58,6 +58,9 @@ class Settings(BaseSettings):
     send_timeout: float = Field(
         20.0, gt=0, description="Seconds after which a client that does not read is cut off."
     )
+    receive_timeout: float = Field(
+        20.0, gt=0, description="Seconds that a client may pause within the body of a request."
+    )
 
     n_particles: int = Field(
         8, gt=0, description="Particles of a request that does not say, where they change anything."
@@ -83,6 +86,15 @@ class Settings(BaseSettings):
         if isinstance(keys, list | tuple) and any(not key for key in keys):
             raise ValueError("an empty key would let everybody in")
         return keys
+
+    @model_validator(mode="after")
+    def _agree(self) -> Settings:
+        if self.n_particles > self.max_particles:
+            raise ValueError(
+                f"n_particles is {self.n_particles}, more than max_particles={self.max_particles}: "
+                "requests that do not say would be refused"
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -111,6 +123,8 @@ def read_settings(config: str | None = None, **flags: Any) -> Settings:
     """
     before = os.environ.get(f"{PREFIX}CONFIG")
     path = config or before
+    where = f"settings of the server (flags, variables {PREFIX}..."
+    where += ")" if path is None else f", {path})"
     try:
         if path is not None:
             if not Path(path).is_file():
@@ -118,18 +132,24 @@ def read_settings(config: str | None = None, **flags: Any) -> Settings:
             os.environ[f"{PREFIX}CONFIG"] = path
         return Settings(**{k: v for k, v in flags.items() if v is not None})
     except ValidationError as error:
-        parts = [
-            f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}"
-            for e in error.errors(include_input=False, include_url=False)
-        ]
-        raise OptionError(f"settings of the server: {'; '.join(parts)}") from None
+        parts = [_told(e) for e in error.errors(include_input=False, include_url=False)]
+        raise OptionError(f"{where}: {'; '.join(parts)}") from None
     except (ValueError, OSError) as error:  # TOML, or JSON in a variable
         if isinstance(error, OptionError):
             raise
-        raise OptionError(f"settings of the server: {error}") from None
+        raise OptionError(f"{where}: {error}") from None
     finally:
         if config is not None:
             if before is None:
                 os.environ.pop(f"{PREFIX}CONFIG", None)
             else:
                 os.environ[f"{PREFIX}CONFIG"] = before
+
+
+def _told(error: Any) -> str:
+    """An error of pydantic's in our words."""
+    name = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return f"there is no setting {name!r} (see `guided-smc serve --help`)"
+    said = str(error["msg"]).removeprefix("Value error, ")
+    return f"{name}: {said}" if name else said
