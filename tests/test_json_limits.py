@@ -56,7 +56,7 @@ NESTINGS = {
 
 @pytest.mark.parametrize("wrap", NESTINGS.values(), ids=NESTINGS)
 def test_a_schema_nested_200_deep_is_refused_by_the_limit_and_no_limit_is_a_crash(wrap):
-    with pytest.raises(ConstraintError, match="more than the limit of 64: .* raise max_depth"):
+    with pytest.raises(ConstraintError, match=r"more than the limit of 64: .* raise max_depth"):
         json_schema(_nested(200, wrap))
     assert json_schema(_nested(30, wrap))
     for deep in (200, 2000):
