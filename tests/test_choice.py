@@ -148,9 +148,15 @@ def test_the_posterior_of_a_choice_is_exact(block_size):
     truth = exact(target, (0,), max_tokens=4, member=texts.__contains__)
     total = sum(truth.values())
     options = {"max_tokens": 4, "n_particles": 4000, "block_size": block_size}
-    made = request(target, (0,), constraint=choice(texts), seed=1, **options)
-    found = unnormalised(results(run(target, [made], draft=draft, max_rows=4000))[0])
-    assert found.keys() <= truth.keys()
+    made = [
+        request(target, (0,), index=i, constraint=choice(texts), seed=i, **options)
+        for i in range(8)
+    ]
+    each = [unnormalised(r) for r in results(run(target, made, draft=draft, max_rows=32000))]
+    assert all(found.keys() <= truth.keys() for found in each)
     for text, mass in truth.items():
-        assert found.get(text, 0.0) == pytest.approx(mass, abs=0.03 * total)
-    assert sum(found.values()) == pytest.approx(total, rel=0.05)
+        found = np.mean([one.get(text, 0.0) for one in each])
+        assert found == pytest.approx(mass, abs=0.03 * total)
+    z = np.array([sum(one.values()) for one in each])
+    assert z.mean() == pytest.approx(total, abs=4 * z.std(ddof=1) / np.sqrt(len(z)))
+    assert z.std() < 0.05 * total

@@ -341,7 +341,7 @@ class TestEstimates:
             {},
             {"islands": 20},
             {"method": "importance"},
-            {"block_size": 2},
+            {"block_size": 2, "n_particles": 600},  # of weights that spread far
             {"ess_threshold": 0.9, "resampling": "multinomial"},
         ],
         ids=str,
