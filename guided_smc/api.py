@@ -308,23 +308,13 @@ class LM:
         checked: dict[int, float] = {}
         for token, value in bias.items():
             if isinstance(token, bool) or not isinstance(token, int):
-                raise OptionError(
-                    f"logit_bias: token ids are whole numbers, got {token!r}", option="logit_bias"
-                )
+                raise _wrong_bias(f"token ids are whole numbers, got {token!r}")
             if not 0 <= token < len(self.model.vocabulary) or not self.model.vocabulary.real[token]:
-                raise OptionError(
-                    f"logit_bias: the model has no token {token}", option="logit_bias"
-                )
+                raise _wrong_bias(f"the model has no token {token}")
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise OptionError(
-                    f"logit_bias: of token {token} must be a number, got {value!r}",
-                    option="logit_bias",
-                )
+                raise _wrong_bias(f"of token {token} must be a number, got {value!r}")
             if not math.isfinite(value):
-                raise OptionError(
-                    f"logit_bias: of token {token} must be finite, got {value!r}",
-                    option="logit_bias",
-                )
+                raise _wrong_bias(f"of token {token} must be finite, got {value!r}")
             checked[token] = float(value)
         return checked
 
