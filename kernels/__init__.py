@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from guided_smc.kernels.sampling import sample_masked
     from guided_smc.kernels.verification import verify
     from guided_smc.kernels.weighing import weigh_resample
+    from guided_smc.kernels.windows import move_rows
 
 _HOME = {
     "DeviceAutomaton": "automata",
     "automaton_masks": "automata",
     "automaton_step": "automata",
+    "move_rows": "windows",
     "resample_pages": "page_tables",
     "sample_masked": "sampling",
     "verify": "verification",
@@ -36,6 +38,7 @@ __all__ = [
     "DeviceAutomaton",
     "automaton_masks",
     "automaton_step",
+    "move_rows",
     "resample_pages",
     "sample_masked",
     "verify",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import ParamSpec, TypeVar
 
@@ -15,19 +15,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def operator(fake: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def operator(
+    fake: Callable[P, R], changes: Sequence[str] = ()
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Register a function of tensors as `torch.ops.guided_smc.<its name>`, and call it as that.
 
     torch's own decorator for this imports its compiler at the first call, which takes seconds.
 
     Args:
         fake: The same for tensors without data: the results' shapes and dtypes.
+        changes: Names of the arguments that are changed in place.
     """
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         name = function.__name__
         torch.library.define(
-            f"guided_smc::{name}", torch.library.infer_schema(function, mutates_args=())
+            f"guided_smc::{name}", torch.library.infer_schema(function, mutates_args=changes)
         )
         torch.library.impl(f"guided_smc::{name}", "default")(function)
         torch.library.register_fake(f"guided_smc::{name}", fake)

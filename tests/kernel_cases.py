@@ -116,3 +116,15 @@ def pages_case(rows: int, width: int, n_pages: int):
         torch.randint(16 * width, (rows,), generator=g),
         16,
     )
+
+
+def moving_case(seed: int, rows: int, heads: int, columns: int, size: int, dtype=torch.float32):
+    """data, source, columns for `move_rows`: survivors stay, and only they are sources."""
+    rng = np.random.default_rng(seed)
+    survivors = np.flatnonzero(rng.random(rows) < 0.6) if rows > 1 else np.zeros(1, dtype=np.int64)
+    survivors = survivors if len(survivors) else np.zeros(1, dtype=np.int64)
+    source = rng.choice(survivors, rows)
+    source[survivors] = survivors
+    g = torch.Generator().manual_seed(seed)
+    data = torch.randn(rows + 2, heads, columns + 3, size, generator=g).to(dtype)
+    return data, torch.from_numpy(source), columns

@@ -10,6 +10,7 @@ import torch
 from elsewhere import kernels_compiled
 from kernel_cases import (
     automaton_case,
+    moving_case,
     pages_case,
     sampling_case,
     verifying_case,
@@ -21,6 +22,7 @@ from guided_smc import kernels
 CASES = {
     "automaton_masks": automaton_case(0, 3, 40)[0],
     "automaton_step": automaton_case(0, 3, 40)[1],
+    "move_rows": moving_case(0, 3, 2, 5, 4),
     "resample_pages": pages_case(3, 2, 9),
     "sample_masked": sampling_case(0, 3, 40),
     "verify": verifying_case(0, 3, 2, 40),
@@ -81,6 +83,7 @@ def compile_all(compiled, capability: int, dtype: torch.dtype, masked: bool, n: 
         page_tables_triton,
         sampling_triton,
         weighing_triton,
+        windows_triton,
     )
 
     def launched(launch, *args):
@@ -98,6 +101,7 @@ def compile_all(compiled, capability: int, dtype: torch.dtype, masked: bool, n: 
     assert launched(automata_triton.launch_step, *step) == ["step"]
     pages = ["follow", "plan", "assign"]
     assert launched(page_tables_triton.launch, *pages_case(n, 5, 6 * n)) == pages
+    assert launched(windows_triton.launch, *moving_case(0, n, 2, 40, 64, dtype)) == ["move"]
 
 
 def test_the_kernels_compile_for_the_oldest_card(compiled):
