@@ -1,17 +1,40 @@
-"""What a step draws, row by row, and where its time goes."""
+"""What a step is asked to draw and what it draws, row by row, and where its time goes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from guided_smc.population import Population
+
 Rows = list[tuple[int, int]]
 """The particles that grow, each by the number of its prompt among those that run, and its slot."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a block is to be drawn for.
+
+    Attributes:
+        running: The prompts; their particles are advanced.
+        rows: The particles that grow, R of them, in the order of the sessions' rows.
+        block_sizes: K of each prompt.
+        sources: int64 `[R]`, the row of the block in front that each goes on from; −1 where there
+            is none.
+        errors: Where errors go, by number of the prompt.
+    """
+
+    running: Sequence[Population[Any]]
+    rows: Rows
+    block_sizes: list[int]
+    sources: np.ndarray
+    errors: dict[int, Exception] = field(default_factory=dict)
 
 
 @dataclass

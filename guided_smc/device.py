@@ -13,7 +13,8 @@ host, a drafted token at a time: it reads the token just drawn, and makes the ne
 model reads that token too. Where tokens have to be tested one by one, a row's draw is made by the
 host (`guided_smc.rejection`); if that is so when a block begins, all of the block is.
 
-Weights stay with the host: they are a few dozen numbers, and potentials are asked there anyway.
+Weights, ancestors and lists of pages are the host's, as potentials are. So that the device need not
+wait for them, it goes on meanwhile by weights of its own (`device_ahead`).
 
 A row draws by a seed of its own, made of its prompt's seed and its slot, and by the number of the
 draw: so a prompt's draws do not depend on who shares its batch.
@@ -27,7 +28,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from guided_smc.blocks import Block, Rows
+from guided_smc.blocks import Batch, Block, Rows
+from guided_smc.device_ahead import Ahead
+from guided_smc.device_drawing import Drawing
 from guided_smc.device_masks import Asked, Tables
 from guided_smc.device_passes import CapturedPasses, Passes, SessionPasses
 from guided_smc.device_rows import Found, Given
@@ -54,21 +57,18 @@ class DeviceProposer:
         self.vocabulary = host.vocabulary
         self.captured = CapturedPasses(host, device) if graphs else None
         self._tables = Tables(host, device)
+        self._ahead = None if self.captured is None else Ahead(host, self.captured, device)
 
-    def start(
-        self,
-        running: Sequence[Population[Any]],
-        rows: Rows,
-        block_sizes: list[int],
-        errors: dict[int, Exception],
-    ) -> Callable[[], Block]:
+    def start(self, batch: Batch) -> Callable[[], Block]:
         """As `Proposer.start`: what can be launched without waiting for the device is."""
-        where = self._refusal(running, rows)
+        where = self._refusal(batch.running, batch.rows)
         if where is not None:
-            for population in running:
+            if self._ahead is not None:
+                self._ahead.drop()
+            for population in batch.running:
                 count_step(population, f"host: {where}")
-            return self.host.start(running, rows, block_sizes, errors)
-        block = self._propose(running, rows, block_sizes, errors)
+            return self.host.start(batch)
+        block = self._propose(batch)
         with torch.inference_mode():
             next(block)
 
@@ -102,112 +102,76 @@ class DeviceProposer:
                 return "a constraint has failed"  # which the host will tell of
         return None
 
-    def _propose(
-        self,
-        running: Sequence[Population[Any]],
-        rows: Rows,
-        block_sizes: list[int],
-        errors: dict[int, Exception],
-    ) -> Generator[None, None, Block]:
+    def _propose(self, batch: Batch) -> Generator[None, None, Block]:
         """The block; stops wherever the host would wait for the device next."""
         host, timed = self.host, self.host.phases.timed
-        host.begin(running)
-        wanted = np.array([block_sizes[g] for g, _ in rows], dtype=np.int64)
-        n_drafts = int(wanted.max(initial=0))
-        with timed("mask"):
+        host.begin(batch.running)
+        rows, errors = batch.rows, batch.errors
+        wanted = np.array([batch.block_sizes[g] for g, _ in rows], dtype=np.int64)
+        drawing = self._begin(batch, wanted)
+        passes, state, by_host = drawing.passes, drawing.state, drawing.by_host
+        n_drafts = drawing.n_drafts
+        block = Block.empty(len(rows), n_drafts)
+        asked = Asked(host, rows, block, errors)
+
+        for k in range(drawing.drafted, n_drafts):
+            logits = drawing.read()
+            if by_host:
+                if k:
+                    yield
+                with timed("mask"):
+                    if k:
+                        self._book(rows, block, *state.peeked(len(rows)), errors)
+                    state.allow(asked.bitmask(k < wanted))
+            drawing.draw()
+            asked.draft(state, logits)
+            if by_host:
+                state.peek()
+        if n_drafts and not by_host:
+            state.peek()
+        with timed("verify"):
+            logits = passes.target()
+        if by_host:
+            if n_drafts:
+                yield
+            with timed("mask"):
+                if n_drafts:
+                    self._book(rows, block, *state.peeked(len(rows)), errors)
+                state.allow(asked.bitmask(np.ones(len(rows), dtype=bool)))
+        drawing.verify(logits)
+        if self._ahead is not None:
+            self._ahead.begin(batch, drawing)
+        yield
+        if n_drafts and not by_host:
+            with timed("mask"):  # while the device is busy
+                self._book(rows, block, *state.peeked(len(rows)), errors)
+        with timed("verify"):
+            found = state.reported(len(rows))
+        asked.bonus(found, logits)
+        self._finish(rows, block, found, wanted, errors)
+        self._account(rows, wanted, batch.block_sizes, passes)
+        return block
+
+    def _begin(self, batch: Batch, wanted: np.ndarray) -> Drawing:
+        """Begin a block, or go on with what was drafted ahead."""
+        host, running, rows = self.host, batch.running, batch.rows
+        with host.phases.timed("mask"):
             which = self._tables.of(running)
+        by_host = which is None and any(p.states for p in running)
+        if self._ahead is not None:
+            drawing = self._ahead.take(batch, wanted, by_host=by_host)
+            if drawing is not None:
+                return drawing
+        with host.phases.timed("mask"):
             tables = None if which is None else self._tables.joined(which)
             places = np.zeros(len(rows), dtype=np.int64)
             if which is not None:
                 places = self._tables.places(running, rows, which)
-        by_host = tables is None and any(p.states for p in running)
-        masked = by_host or tables is not None
-        cut = any(p.target_cut != (0, 1.0, 0.0) for p in running)
-        with timed("draft" if n_drafts else "verify"):
+        with host.phases.timed("draft" if wanted.any() else "verify"):
             passes = self._passes(rows, wanted)
-            state = passes.state
-            state.upload(self._given(rows, wanted, places))
-            passes.run("start", state.start)
-        block = Block.empty(len(rows), n_drafts)
-        asked = Asked(host, rows, block, errors)
-
-        for k in range(n_drafts):
-            with timed("draft"):
-                logits = passes.draft(k)
-            if by_host and k:
-                yield
-            with timed("mask"):
-                if tables is not None:
-                    state.bitmask.copy_(tables.masks(state.state, state.left))
-                elif by_host:
-                    if k:
-                        self._book(rows, block, *state.peeked(len(rows)), errors)
-                    state.allow(asked.bitmask(k < wanted))
-            with timed("draft"):
-                self._choose(passes, rows, logits, masked=masked, cut=cut)
-                if tables is not None:
-                    state.state.copy_(tables.step(state.state, state.drawn))
-            asked.draft(state, logits)
-            if by_host or k == n_drafts - 1:
-                state.peek()
-        with timed("verify"):
-            logits = passes.target()
-        if by_host and n_drafts:
-            yield
-        with timed("mask"):
-            if tables is not None:
-                state.bitmask.copy_(tables.masks(state.state, state.left))
-            elif by_host:
-                if n_drafts:
-                    self._book(rows, block, *state.peeked(len(rows)), errors)
-                state.allow(asked.bitmask(np.ones(len(rows), dtype=bool)))
-        with timed("verify"):
-            self._verify(passes, rows, logits, masked=masked, cut=cut)
-        yield
-        if n_drafts and not by_host:
-            with timed("mask"):  # while the target reads what is booked here
-                self._book(rows, block, *state.peeked(len(rows)), errors)
-        with timed("verify"):
-            found = state.download(len(rows))
-        asked.bonus(found, logits)
-        self._finish(rows, block, found, wanted, errors)
-        self._account(rows, wanted, block_sizes, passes)
-        return block
-
-    # -- draws -----------------------------------------------------------------------------------
-
-    def _choose(
-        self, passes: Passes, rows: Rows, logits: torch.Tensor, *, masked: bool, cut: bool
-    ) -> None:
-        """Draw a token for each row from the draft's logits `[B, V']`."""
-        state = passes.state
-        if not cut:
-            passes.run(
-                ("choose", masked, logits.data_ptr()),
-                lambda: state.choose(self.host.over_vocabulary(logits), masked=masked),
-            )
-            return
-        # What is cut by top-k, top-p or min-p differs from prompt to prompt.
-        scores = self.host.over_vocabulary(logits).float()
-        scores[: len(rows)] = self.host.draft_scores(rows, scores[: len(rows)])
-        state.choose(scores, masked=masked, scaled=True)
-
-    def _verify(
-        self, passes: Passes, rows: Rows, logits: torch.Tensor, *, masked: bool, cut: bool
-    ) -> None:
-        """Verify by the target's logits `[B, K + 1, V']` and draw the bonus tokens."""
-        state = passes.state
-        if not cut:
-            passes.run(
-                ("verify", masked, logits.data_ptr()),
-                lambda: state.verify(self.host.over_vocabulary(logits), masked=masked),
-            )
-            return
-        scores = self.host.over_vocabulary(logits).float()
-        mine = scores[: len(rows)]
-        for members, part, _ in self.host.target_scores(rows, mine.clone()):
-            mine[members] = part
-        state.verify(scores, masked=masked, scaled=True)
+            passes.state.upload(self._given(rows, wanted, places))
+            passes.run("start", passes.state.start)
+        return Drawing(host, passes, rows, wanted, tables, by_host)
 
     # -- what the host knows ---------------------------------------------------------------------
 

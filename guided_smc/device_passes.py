@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from guided_smc.device_rows import DeviceRows
+from guided_smc.errors import OutOfPagesError
 from guided_smc.models.capture import ROWS, WIDTHS, Capture, bucket
 from guided_smc.models.fixed import FixedPasses, refusal
 from guided_smc.models.particles import ParticleSession
@@ -120,6 +121,7 @@ class CapturedPasses:
         self._draft = self._fixed(sessions.draft)
         self.state: DeviceRows
         self._wanted = np.zeros(0, dtype=np.int64)
+        self._taken: np.ndarray | None = None  # rows whose drafted tokens are not in the pages
 
     def _fixed(self, session: object) -> FixedPasses | None:
         if not isinstance(session, ParticleSession):
@@ -162,6 +164,52 @@ class CapturedPasses:
         self._wanted = wanted
         return True
 
+    # -- ahead: see `device_ahead` ---------------------------------------------------------------
+
+    def same_shape(self, wanted: np.ndarray) -> bool:
+        """Whether a block with K of these rows, int64 `[R]`, has the shape of the present one."""
+        most = int(wanted.max(initial=0))
+        return most > 0 and bucket(most, WIDTHS) == self.state.width and not self._why_not()
+
+    def look_ahead(self, wanted: np.ndarray) -> None:
+        """Begin the block that follows, K of each row being int64 `[R]`, from `state.source`.
+
+        Raises:
+            OutOfPagesError: There is no memory to do so; nothing has begun.
+        """
+        assert self._draft is not None
+        state, draft = self.state, self._draft
+        first = np.where(wanted > 0, _LACKED, 0)  # what rows have in the first pass
+        more = np.maximum(wanted - 1, 0)
+        passes = max(state.width - 1, 0)
+        try:
+            draft.plan_ahead(first, more, _LACKED, rows=state.rows, passes=passes)
+        except OutOfPagesError:
+            draft.session.invalidate()
+            raise
+        state.expect(wanted)
+        self.run("follow", lambda: state.follow(state.source))
+        draft.follow(state.source)
+        draft.feed(state.behind)
+
+    def take(self, old: np.ndarray, wanted: np.ndarray) -> None:
+        """Go on with what has begun; rows move only when they have all of their drafted tokens.
+
+        Args:
+            old: int64 `[R]`, the row that each row was in it.
+            wanted: int64 `[R]`, K of each.
+        """
+        assert self._draft is not None
+        if len(old) != len(self._wanted) or (old != np.arange(len(old))).any():
+            self.state.take(old)
+        self._wanted = wanted
+        self._taken = old
+
+    def drop(self) -> None:
+        """Let what has begun be forgotten."""
+        assert self._draft is not None
+        self._draft.drop(self.state.sources())
+
     def _why_not(self) -> str | None:
         sessions = self._host.sessions
         if self._refusal is not None:
@@ -185,6 +233,10 @@ class CapturedPasses:
         """As `Passes.target`."""
         assert self._target is not None
         state, wanted = self.state, self._wanted
+        if self._taken is not None:
+            assert self._draft is not None
+            self._draft.keep(self._taken)
+            self._taken = None
         # Planned now and not with the draft's passes: the device is busy with those meanwhile.
         unknown = np.zeros((len(wanted), state.width + 1), dtype=np.int64)
         none = np.zeros_like(wanted)

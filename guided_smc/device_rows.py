@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from guided_smc import kernels
+from guided_smc.models.mirror import Mirror, sent
 
 _INTS = ("last", "wanted", "seed", "counter", "state", "left")
 _REALS = ("draft_temperature", "temperature", "power")
@@ -86,6 +87,11 @@ class DeviceRows:
         drawn: int64 `[B]`: the token just drawn, −1 for none.
         bitmask: int32 `[B, ceil(V / 32)]`, what the next draw may give, if it may not give all.
         state, left: int32 `[B]`, of the rows' automata.
+        there: bool `[B]`, rows that were asked for.
+        alive: bool `[B]`, those of them that draw on.
+        behind: int64 `[B, 2]`: what the draft has not read when a block begins that follows upon
+            another one here: the last token drafted and the one behind it.
+        source: int64 `[B]`, the row that each goes on from then.
     """
 
     def __init__(
@@ -101,19 +107,23 @@ class DeviceRows:
 
         self.rows, self.width, self.vocabulary = rows, width, vocabulary
         self.device = device
-        self._given = zeros(rows, len(_INTS) + len(_REALS) + 1)
-        self._host = torch.zeros(self._given.shape, dtype=torch.int64, pin_memory=_pins(device))
+        self._given = Mirror(zeros(rows, len(_INTS) + len(_REALS) + 1))
+        self._next = Mirror(zeros(rows))
+        self.source = zeros(rows)
+        self._told = Mirror(self.source)
         self.fed = zeros(rows, width + 3)
         self.feed = zeros(rows, 1)
+        self.behind = zeros(rows, 2)
         self.wanted, self.seed, self.counter, self.count, self._drafted, self.drawn = (
             zeros(rows) for _ in range(6)
         )
+        self._first = zeros(rows)  # counts of draws when the block began
         self.state, self.left = (zeros(rows, dtype=torch.int32) for _ in range(2))
         self.draft_temperature, self.temperature = (
             zeros(rows, dtype=torch.float32) for _ in range(2)
         )
         self.power = zeros(rows, dtype=torch.float64)
-        self.alive, self._broken = (zeros(rows, dtype=torch.bool) for _ in range(2))
+        self.there, self.alive, self._broken = (zeros(rows, dtype=torch.bool) for _ in range(3))
         self.log_q = zeros(rows, width + 1, dtype=torch.float64)
         self.log_p = zeros(rows, width + 1, dtype=torch.float64)
         self.bitmask = zeros(rows, (vocabulary + 31) // 32, dtype=torch.int32)
@@ -121,56 +131,114 @@ class DeviceRows:
         self._flat: torch.Tensor | None = None
         self._is_eos = zeros(vocabulary, dtype=torch.bool)
         self._is_eos[list(eos_ids)] = True
-        self._out = zeros(rows, 3 * (width + 1) + 3)
-        self._back = torch.zeros(self._out.shape, dtype=torch.int64, pin_memory=_pins(device))
-        self._seen = torch.zeros(self.fed.shape, dtype=torch.int64, pin_memory=_pins(device))
-        self._bits = torch.zeros(self.bitmask.shape, dtype=torch.int32, pin_memory=_pins(device))
-        self._event = torch.cuda.Event() if _pins(device) else None
+        self._out = Mirror(zeros(rows, 3 * (width + 1) + 3))
+        self._seen = Mirror(self.fed)
+        self._allowed = Mirror(self.bitmask)
 
     @property
     def changing(self) -> list[torch.Tensor]:
         """What draws change and later draws read."""
+        return [*self._of_rows, self._out.there]
+
+    @property
+    def _of_rows(self) -> list[torch.Tensor]:
+        """All that a row has."""
         return [
-            *(self.fed, self.feed, self.counter, self.count, self._drafted, self.drawn),
-            *(self.left, self.alive, self._broken, self.log_q, self.log_p, self._out),
+            *(self.fed, self.feed, self.behind, self.drawn, self.count, self._drafted),
+            *(self.wanted, self.seed, self.counter, self._first, self.state, self.left),
+            *(self.draft_temperature, self.temperature, self.power),
+            *(self.there, self.alive, self._broken, self.log_q, self.log_p),
         ]
 
     def upload(self, given: Given) -> None:
         """Send what the host says; the copy is not waited for."""
-        self._host.copy_(torch.from_numpy(given.packed(self.rows)))
-        self._given.copy_(self._host, non_blocking=True)
+        self._given.send(given.packed(self.rows))
 
     def start(self) -> None:
         """Begin a block with what was uploaded."""
-        ints = dict(zip(_INTS, self._given.unbind(1), strict=False))
-        reals = dict(zip(_REALS, self._given[:, len(_INTS) :].unbind(1), strict=False))
+        given = self._given.there
+        ints = dict(zip(_INTS, given.unbind(1), strict=False))
+        reals = dict(zip(_REALS, given[:, len(_INTS) :].unbind(1), strict=False))
         for name in ("wanted", "seed", "counter", "state", "left"):
             getattr(self, name).copy_(ints[name])
         for name, bits in reals.items():
             getattr(self, name).copy_(bits.contiguous().view(torch.float64))
-        self.alive.copy_(self._given[:, -1] > 0)
+        self.there.copy_(given[:, -1] > 0)
+        self._begin(ints["last"], self.there)
+
+    def _begin(self, last: torch.Tensor, alive: torch.Tensor) -> None:
+        """Nothing is drawn yet behind the last tokens int64 `[B]`."""
+        self._first.copy_(self.counter)
+        self.alive.copy_(alive)
         self.fed.zero_()
-        self.fed[:, 0].copy_(ints["last"])
+        self.fed[:, 0].copy_(last)
         for tensor in (self.feed, self.count, self._drafted, self._broken, self.log_q, self.log_p):
             tensor.zero_()
         self.drawn.fill_(-1)
 
+    # -- from block to block ---------------------------------------------------------------------
+
+    @property
+    def goes_on(self) -> torch.Tensor:
+        """Bool `[B]`: the row has all that it wanted and the bonus token, and has not ended."""
+        return self.alive & (self.count > self.wanted)
+
+    def gained(self) -> torch.Tensor:
+        """float64 `[B]`: what the block adds to each row's log-weight, potentials left out."""
+        counts = torch.arange(self.width + 1, device=self.device) < self.count.unsqueeze(1)
+        log_p = torch.where(counts, self.log_p, 0.0).sum(dim=1)
+        log_q = torch.where(counts, self.log_q, 0.0).sum(dim=1)
+        last = self.fed.gather(1, self.count.unsqueeze(1)).squeeze(1)
+        ended = (self.count > 0) & self._is_eos[last]
+        return torch.where(self.goes_on | ended, self.power * log_p - log_q, -torch.inf)
+
+    def tell_sources(self) -> None:
+        """Let the host read `source`, while the device goes on."""
+        self._told.fetch()
+
+    def sources(self) -> np.ndarray:
+        """int64 `[B]`: what was told."""
+        return self._told.read()
+
+    def expect(self, wanted: np.ndarray) -> None:
+        """Send how many tokens each of R rows will draft in the block that follows."""
+        self._next.send(np.pad(wanted, (0, self.rows - len(wanted))))
+
+    def follow(self, source: torch.Tensor) -> None:
+        """Begin the block that follows, where each row goes on from row `source`, int64 `[B]`.
+
+        A row draws by its own seed, and each block counts a draw for every token that was wanted.
+        """
+        at = torch.stack([self.wanted, self.wanted + 1], dim=1)
+        self.behind.copy_(self.fed.gather(1, at)[source])
+        alive = self.goes_on[source] & self.there
+        self.state.copy_(self.state[source])
+        self.left.copy_(self.left[source])
+        self.counter.copy_(self._first + self.wanted + 1)
+        self.wanted.copy_(self._next.there)
+        self._begin(self.behind[:, 1], alive)
+
+    def take(self, index: np.ndarray) -> None:
+        """Let row i be what row `index[i]` was, int64 `[R]`; behind them there is none."""
+        at = sent(np.pad(index, (0, self.rows - len(index))), self.device)
+        for tensor in self._of_rows:
+            tensor.copy_(tensor[at])
+        self.there[len(index) :] = False
+        self.alive.logical_and_(self.there)
+
+    # -- what the host says and reads ------------------------------------------------------------
+
     def allow(self, bitmask: np.ndarray) -> None:
         """Send what the first R rows may draw next, int32 `[R, ceil(V / 32)]`."""
-        self._bits[: len(bitmask)].copy_(torch.from_numpy(bitmask))
-        self.bitmask.copy_(self._bits, non_blocking=True)
+        self._allowed.send(bitmask)
 
     def peek(self) -> None:
         """Let the host read what is drawn by now, while the device goes on."""
-        self._seen.copy_(self.fed, non_blocking=True)
-        if self._event is not None:
-            self._event.record(torch.cuda.current_stream(self.device))
+        self._seen.fetch()
 
     def peeked(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens int64 `[R, K + 1]`, and how many there are of each of the first R rows."""
-        if self._event is not None:
-            self._event.synchronize()
-        seen = self._seen.numpy()[:rows].copy()
+        seen = self._seen.read()[:rows]
         return seen[:, 1:-1], seen[:, -1]
 
     # -- drafting --------------------------------------------------------------------------------
@@ -256,7 +324,7 @@ class DeviceRows:
             self.power,
             self.seed,
             self.counter,
-            self._given[:, -1] > 0,
+            self.there,
         )
         # Of texts that ended within the block the drafted tokens count, and no more.
         bonus = torch.where(self.alive, bonus, -1)
@@ -270,13 +338,15 @@ class DeviceRows:
         self.log_p[:, -1].masked_fill_(broken, torch.nan)
         parts = (self.fed[:, 1:-1], self.log_p.view(torch.int64), self.log_q.view(torch.int64))
         flags = torch.stack([self._drafted, self.count, self._broken.long()], dim=1)
-        self._out.copy_(torch.cat([*parts, flags], dim=1))
+        self._out.there.copy_(torch.cat([*parts, flags], dim=1))
 
-    def download(self, rows: int) -> Found:
+    def report(self) -> None:
+        """Let the host read what the block has drawn, while the device goes on."""
+        self._out.fetch()
+
+    def reported(self, rows: int) -> Found:
         """What the first `rows` rows have drawn: the one thing that is waited for."""
-        self._back.copy_(self._out, non_blocking=True)
-        _wait(self.device)
-        back = self._back.numpy()[:rows]
+        back = self._out.read()[:rows]
         n = self.width + 1
         return Found(
             tokens=back[:, :n].copy(),
@@ -286,12 +356,3 @@ class DeviceRows:
             count=back[:, 3 * n + 1].copy(),
             broken=back[:, 3 * n + 2] != 0,
         )
-
-
-def _pins(device: torch.device) -> bool:
-    return device.type == "cuda"
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()

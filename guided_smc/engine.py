@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import torch
 
-from guided_smc.blocks import Block, Phases, Rows
+from guided_smc.blocks import Batch, Block, Phases
 from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.models.base import LanguageModel, LimitedSession
 from guided_smc.models.budget import Budget, Need
@@ -190,7 +190,8 @@ class Engine:
         consumes the events. A request that arrives meanwhile is in the block after the next.
         """
         flight, self._flight = self._flight or self._launch(), None
-        block, running, errors = flight.complete(), flight.running, flight.errors
+        block, batch = flight.complete(), flight.batch
+        running, errors = batch.running, batch.errors
         reports: list[_Report] = []
         stay: list[Population[Any]] = []
         index: list[int] = []  # the rows that go on, each by the row of its ancestor
@@ -207,7 +208,7 @@ class Engine:
             )
             reports.append(report)
             if report.error is None:
-                size = flight.block_sizes[g]
+                size = batch.block_sizes[g]
                 try:
                     report.closed = self._settle(population, slots, block, mine, size)
                 except GuidedSMCError as error:
@@ -221,11 +222,11 @@ class Engine:
         self._dropped.clear()
         self._running = stay
         with self._phases.timed("resample"):
-            if index != list(range(len(flight.rows))):
+            if index != list(range(len(batch.rows))):
                 for session in self._sessions.with_rows:
                     session.reorder(torch.tensor(index, dtype=torch.int64))
-        shares = np.bincount([g for g, _ in flight.rows], minlength=len(running))
-        seconds = self._book(running, shares / max(len(flight.rows), 1))
+        shares = np.bincount([g for g, _ in batch.rows], minlength=len(running))
+        seconds = self._book(running, shares / max(len(batch.rows), 1))
         for report in reports:
             report.seconds = seconds[id(report.population)]
             if report.closed is not None and not len(report.population.live):
@@ -235,31 +236,39 @@ class Engine:
                 else:
                     report.ends = True
         if self._proposer.ahead and self.busy:
-            self._flight = self._launch_or_fail_later()
+            self._flight = self._launch_or_fail_later(index)
         for report in reports:
             yield from report.events()
 
-    def _launch(self) -> _Flight:
-        """Begin a block, after those who fit have joined."""
+    def _launch(self, sources: Sequence[int] = ()) -> _Flight:
+        """Begin a block, after those who fit have joined.
+
+        Args:
+            sources: Of the rows there are already: see `Batch`.
+        """
         self._admit()
         running = self._running
         rows = [(g, int(s)) for g, p in enumerate(running) for s in p.live]
-        block_sizes = [p.block_size() for p in running]
-        errors: dict[int, Exception] = {}
-        complete = self._proposer.start(running, rows, block_sizes, errors)
-        return _Flight(running, rows, block_sizes, errors, complete)
+        new = len(rows) - len(sources)
+        batch = Batch(
+            running=running,
+            rows=rows,
+            block_sizes=[p.block_size() for p in running],
+            sources=np.array([*sources, *[-1] * new], dtype=np.int64),
+        )
+        return _Flight(batch, self._proposer.start(batch))
 
-    def _launch_or_fail_later(self) -> _Flight:
+    def _launch_or_fail_later(self, sources: Sequence[int]) -> _Flight:
         """The same; an error is raised by the next step, so that it hides nothing of this one."""
         try:
-            return self._launch()
+            return self._launch(sources)
         except Exception as error:
             failure = error
 
         def fail() -> Block:
             raise failure
 
-        return _Flight(self._running, [], [], {}, fail)
+        return _Flight(Batch(self._running, [], [], np.zeros(0, dtype=np.int64)), fail)
 
     # -- joining ---------------------------------------------------------------------------------
 
@@ -360,17 +369,11 @@ class _Flight:
     """A block that has begun.
 
     Attributes:
-        running: The prompts that it is for.
-        rows: The particles that grow, in the order of the sessions' rows.
-        block_sizes: K of each prompt.
-        errors: By number of the prompt.
+        batch: What it is for.
         complete: Finishes the block.
     """
 
-    running: Sequence[Population[Any]]
-    rows: Rows
-    block_sizes: list[int]
-    errors: dict[int, Exception]
+    batch: Batch
     complete: Callable[[], Block]
 
 

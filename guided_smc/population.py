@@ -277,6 +277,21 @@ class Population(Generic[T]):
             most=room,
         )
 
+    def block_size_after(self, drafted: int) -> int:
+        """What `block_size` will be after a block of so many, as long as no weight has a say."""
+        room = self.options.max_tokens - int(self.length[self.live[0]]) - drafted - 1
+        if self.request.constraint is None:
+            room -= 1
+        wanted = self.request.block_size
+        return max(min(drafted if wanted == "auto" else wanted, room), 0)
+
+    def uniforms_ahead(self) -> np.ndarray:
+        """float64 `[N]`: what the next resampling will use, if nothing else draws before it."""
+        before = self.rng.bit_generator.state
+        uniforms = self.rng.random(self.n)
+        self.rng.bit_generator.state = before
+        return uniforms
+
     def ends(self, slot: int, token: int) -> bool:
         """Whether `token`, not yet appended, ends the text by completing a stop string."""
         if not self._stops:

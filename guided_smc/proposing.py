@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from guided_smc.blocks import Block, Drawn, Phases, Rows
+from guided_smc.blocks import Batch, Block, Drawn, Phases, Rows
 from guided_smc.errors import GuidedSMCError, ModelError, PotentialError
 from guided_smc.lookahead import look_ahead
 from guided_smc.models.base import FollowingModel, FollowingSession, LanguageModel, Session
@@ -98,31 +98,14 @@ class Proposer:
     ahead = False
     """Whether it is of use to start a block before the one in front of it is told of."""
 
-    def start(
-        self,
-        running: Sequence[Population[Any]],
-        rows: Rows,
-        block_sizes: list[int],
-        errors: dict[int, Exception],
-    ) -> Callable[[], Block]:
+    def start(self, batch: Batch) -> Callable[[], Block]:
         """Begin what `propose` does; what is returned completes it."""
-        return partial(self.propose, running, rows, block_sizes, errors)
+        return partial(self.propose, batch)
 
-    def propose(
-        self,
-        running: Sequence[Population[Any]],
-        rows: Rows,
-        block_sizes: list[int],
-        errors: dict[int, Exception],
-    ) -> Block:
-        """Draft K tokens, verify them in one target pass, and draw the bonus token.
-
-        Args:
-            running: The prompts that run; their particles are advanced.
-            rows: The particles that grow, in the order of the sessions' rows.
-            block_sizes: K of each prompt.
-            errors: Where errors go, by prompt.
-        """
+    def propose(self, batch: Batch) -> Block:
+        """Draft K tokens, verify them in one target pass, and draw the bonus token."""
+        running, rows, errors = batch.running, batch.rows, batch.errors
+        block_sizes = batch.block_sizes
         self.begin(running)
         k_row = np.array([block_sizes[g] for g, _ in rows], dtype=np.int64)
         width = int(k_row.max(initial=0))

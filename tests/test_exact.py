@@ -483,9 +483,9 @@ class RenormalisesTheTarget(Engine):
     """Token masking: every token weighs as if the target had been renormalised over the mask."""
 
     class proposer(Proposer):
-        def propose(self, running, rows, block_sizes, errors):
-            self.log_z = np.zeros(len(rows))
-            return super().propose(running, rows, block_sizes, errors)
+        def propose(self, batch):
+            self.log_z = np.zeros(len(batch.rows))
+            return super().propose(batch)
 
         def bitmask(self, rows, active, errors):
             bits = super().bitmask(rows, active, errors)

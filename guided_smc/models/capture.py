@@ -73,6 +73,8 @@ class Capture:
 
     def clear(self) -> None:
         """Forget all graphs: something has moved."""
+        if self._graphs:
+            torch.cuda.synchronize(self.device)  # one of them may be running
         self._graphs.clear()
         self.calls.clear()
         self._pool = None

@@ -31,6 +31,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from guided_smc.errors import OutOfPagesError
 from guided_smc.models.attention import Style, causal
 from guided_smc.models.budget import Need, out_of_memory
+from guided_smc.models.mirror import sent
 from guided_smc.models.paged import PagedAttention
 from guided_smc.models.pages import Extension, NoMemoryError, PageTable
 from guided_smc.models.passes import Commit, Pass, Store
@@ -407,7 +408,7 @@ class ParticleSession:
         now = Pass(positions=positions, pages=self.table.capacity, commit=commit, plan=plan)
         if plan is None:
             columns = (starts - self._base)[:, None] + np.arange(width)
-            now.columns = torch.from_numpy(columns).to(self.model.device)
+            now.columns = sent(columns, self.model.device)
             now.used = int(columns.max()) + 1
             now.uniform = int(columns[0, 0]) if bool((columns == columns[0]).all()) else None
             now.refresh = self._stale(starts - self._base)
@@ -440,7 +441,7 @@ class ParticleSession:
             slots[which, split - start :] = self.table.slots(rows[which], split - n, stop - n)
         device = self.model.device
         self._fresh[rows] = until[rows]
-        return torch.from_numpy(rows).to(device), start, torch.from_numpy(slots).to(device)
+        return sent(rows, device), start, sent(slots, device)
 
     def _runs(self) -> list[tuple[slice, int, int]]:
         """Rows side by side that continue one prompt in place: rows, first slot, tokens."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from guided_smc.models.attention import visible_mask
+from guided_smc.models.mirror import sent
 from guided_smc.models.pages import Extension, Pool
 from guided_smc.models.plans import CascadePlan
 
@@ -70,14 +71,15 @@ class Commit:
     copied: torch.Tensor | None
 
     @classmethod
-    def of(cls, extension: Extension, counts: np.ndarray, width: int, device: Any) -> Commit:
+    def of(
+        cls, extension: Extension, counts: np.ndarray, width: int, device: torch.device
+    ) -> Commit:
         """`counts` `[R]` of `width` tokens a row."""
         chosen = None
         if not np.all(counts == width):
-            chosen = torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))
-        copied = torch.from_numpy(extension.copied).to(device) if len(extension.copied) else None
-        slots = torch.from_numpy(extension.slots).to(device)
-        return cls(None if chosen is None else chosen.to(device), slots, copied)
+            chosen = sent(np.flatnonzero(np.arange(width) < counts[:, None]), device)
+        copied = sent(extension.copied, device) if len(extension.copied) else None
+        return cls(chosen, sent(extension.slots, device), copied)
 
     def to(self, device: torch.device) -> Commit:
         """The same on another device."""

@@ -1,0 +1,241 @@
+"""Blocks that are drafted before the block in front of them was weighed by the host.
+
+Whatever comes of it, results are to the last bit those of blocks that wait for their turn.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from exactness import assert_unbiased, score
+from support import Score, exact, request, untimed
+from test_capture import PROMPT, assert_same, models, run
+from test_exact_transformers import table
+
+from guided_smc import regex
+from guided_smc.device_ahead import Ahead, Weights
+from guided_smc.engine import Engine
+from guided_smc.errors import OutOfPagesError
+from guided_smc.grammars.finishing import within
+from guided_smc.models.fixed import FixedPasses
+
+PROMPTS = (PROMPT, (0, 1), (2,), (3, 1, 0))
+
+
+class InTime:
+    """A constraint as the API binds it: without what does not end within so many tokens."""
+
+    def __init__(self, pattern: str, max_tokens: int, *, tables: bool = True) -> None:
+        compiled = within(regex(pattern), table().vocabulary, max_tokens)[0]
+        self.compiled = compiled if tables else OfTheHost(compiled)
+
+    def compile(self, vocabulary):
+        return self.compiled
+
+
+class OfTheHost:
+    """A compiled constraint whose masks only the host can make."""
+
+    def __init__(self, compiled) -> None:
+        self.start, self.fill_masks = compiled.start, compiled.fill_masks
+
+
+AUTOMATON = InTime("(a|bc|dd)*", 24)
+KINDS = {
+    "free": {},
+    "of eight": {"n_particles": 8, "block_size": 5},
+    "automata": {"constraint": AUTOMATON, "max_tokens": 24},
+    "some automata": {"constraint": [None, AUTOMATON, None, AUTOMATON], "max_tokens": 24},
+    "masks of the host": {
+        "constraint": InTime("(a|bc|dd)*", 24, tables=False),
+        "max_tokens": 24,
+        "block_size": 2,
+    },
+    "cut": {"top_p": 0.9},
+    "stratified": {"resampling": "stratified", "power": 1.5},
+    "not resampled": {"ess_threshold": 0.0},
+    "some potentials": {"potentials": [[], [Score(score, prefixes=True)], [], []]},
+    "stop strings": {"stop": ("ab",)},
+}
+
+
+def requests(seed: int, **changes):
+    """Four prompts that end at different times."""
+    made = []
+    for i, prompt in enumerate(PROMPTS):
+        given = {"n_particles": 4, "block_size": 3 - i % 2, "max_tokens": 40, "ess_threshold": 0.7}
+        for name, value in changes.items():
+            given[name] = value[i] if isinstance(value, list) else value
+        made.append(request(table(), prompt, index=i, seed=10 * seed + i, **given))
+    return made
+
+
+def told(result) -> dict:
+    """All of a result but whether it was drafted ahead."""
+    record = untimed(result)
+    for name in ("steps_ahead", "steps_in_vain"):
+        del record["usage"][name]
+    for step in record["steps"]:
+        # Counted where the host makes the masks, which it does for all prompts or none.
+        del step["allowed"], step["accepting"]
+    return record
+
+
+def in_turn(made, monkeypatch) -> list[dict]:
+    """Records of requests whose blocks wait for their turn."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Ahead, "begin", lambda *args: None)
+        found, _ = run(made, "graphs", max_rows=24)
+    assert all(r.usage.steps_ahead == 0 for r in found)
+    return [told(r) for r in found]
+
+
+def ahead(found) -> tuple[int, int]:
+    """Steps drafted ahead, and those in vain."""
+    return tuple(sum(getattr(r.usage, f"steps_{x}") for r in found) for x in ("ahead", "in_vain"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_are_those_of_blocks_that_wait_for_their_turn(kind, monkeypatch):
+    steps, in_vain = 0, 0
+    for seed in range(4):
+        found, _ = run(requests(seed, **KINDS[kind]), "graphs", max_rows=24)
+        assert [told(r) for r in found] == in_turn(requests(seed, **KINDS[kind]), monkeypatch)
+        steps += ahead(found)[0]
+        in_vain += ahead(found)[1]
+    assert steps > 0
+    assert in_vain > 0  # some have always ended, so that there are other rows
+
+
+def test_the_device_comes_to_the_ancestors_of_the_host(monkeypatch):
+    compared = []
+    take = Ahead.take
+
+    def comparing(self, batch, wanted, **given):
+        if self._begun is not None and batch.rows == self._begun.batch.rows:
+            source = self._begun.drawing.state.sources()
+            compared.append(source[: len(batch.rows)].tolist() == batch.sources.tolist())
+        return take(self, batch, wanted, **given)
+
+    monkeypatch.setattr(Ahead, "take", comparing)
+    found, _ = run(requests(0, n_particles=8, max_tokens=80), "graphs")
+    assert len(compared) > 3 and all(compared)
+    assert sum(r.usage.resamplings for r in found) > 3
+
+
+def test_a_device_that_comes_to_something_else_changes_nothing(monkeypatch):
+    expected = in_turn(requests(1), monkeypatch)
+
+    def nobody_moves(self, state):
+        state.source.copy_(torch.arange(len(state.source)))
+
+    monkeypatch.setattr(Weights, "resample", nobody_moves)
+    found, _ = run(requests(1), "graphs", max_rows=24)
+    assert [told(r) for r in found] == expected
+    assert ahead(found)[1] > 0
+
+
+def test_what_was_drafted_ahead_is_in_the_pages(monkeypatch):
+    """Windows are thrown away behind every block, so that all is read from the pages."""
+    expected, _ = run(requests(2), "graphs", max_rows=24)
+    keep = FixedPasses.keep
+
+    def forgetting(self, *args):
+        keep(self, *args)
+        self.session.invalidate()
+
+    monkeypatch.setattr(FixedPasses, "keep", forgetting)
+    found, _ = run(requests(2), "graphs", max_rows=24)
+    assert ahead(found)[0] > 0
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("masks", [None, "tables", "of the host"])
+def test_texts_that_are_drafted_ahead_are_unbiased(masks):
+    pattern = "([abc]d?)*"
+    max_tokens = 5 if masks is None else 6
+    constraint = None if masks is None else InTime(pattern, 6, tables=masks == "tables")
+    made = [
+        request(
+            table(),
+            PROMPT,
+            index=i,
+            seed=i,
+            constraint=constraint,
+            n_particles=4,
+            block_size=1,
+            max_tokens=max_tokens,
+            ess_threshold=1.0,
+        )
+        for i in range(120)
+    ]
+    found = [r for i in range(0, 120, 2) for r in run(made[i : i + 2], "graphs")[0]]
+    assert ahead(found)[0] > 10
+
+    def member(text: str) -> bool:
+        return re.fullmatch(pattern, text) is not None
+
+    expected = exact(
+        table(), PROMPT, max_tokens=max_tokens, member=None if masks is None else member
+    )
+    assert_unbiased(found, expected)
+
+
+def test_what_is_cancelled_or_joins_meanwhile_hurts_nobody(monkeypatch):
+    expected = in_turn(requests(3)[:1], monkeypatch)
+    target, draft = models()
+    engine = Engine(target, draft, step_on="graphs")
+    first, second, third, _ = requests(3)
+    engine.add(first)
+    engine.add(second)
+    events = list(engine.step())
+    engine.cancel(second.index)
+    events += engine.step()
+    engine.add(third)
+    while engine.busy:
+        events += engine.step()
+    results = {e.index: e.result for e in events if hasattr(e, "result")}
+    assert set(results) == {first.index, third.index}
+    alone = expected[0]
+    assert [p.token_ids for p in results[0].particles] == [
+        tuple(p["token_ids"]) for p in alone["particles"]
+    ]
+    assert results[0].usage.steps_in_vain > 0
+    for session in engine._sessions.with_rows:
+        session.table.check()
+        assert session.table.used == 0
+
+
+def test_where_there_is_no_room_to_look_ahead_blocks_wait_for_their_turn(monkeypatch):
+    expected = in_turn(requests(0), monkeypatch)
+
+    def full(self, *args, **given):
+        self.session._stale(self.session.table.lengths - self.session._base)
+        raise OutOfPagesError("no", needed=2, fit=1)
+
+    monkeypatch.setattr(FixedPasses, "plan_ahead", full)
+    found, _ = run(requests(0), "graphs", max_rows=24)
+    assert [told(r) for r in found] == expected
+    assert ahead(found) == (0, 0)
+
+
+def test_after_misses_it_is_tried_less_often(monkeypatch):
+    tries = []
+    look_ahead = FixedPasses.plan_ahead
+    monkeypatch.setattr(
+        FixedPasses, "plan_ahead", lambda *a, **k: (tries.append(0), look_ahead(*a, **k))[1]
+    )
+
+    def somebody_else(self, state):
+        state.source.copy_(torch.arange(len(state.source)).flip(0))
+        state.source[0] = 1  # never right
+
+    monkeypatch.setattr(Weights, "resample", somebody_else)
+    monkeypatch.setattr("guided_smc.kernels.move_rows", lambda *args: None)
+    long = {"max_tokens": 300, "block_size": 2, "n_particles": 4, "stop": ()}
+    found, _ = run(requests(5, **long)[:1], "graphs")
+    steps = found[0].usage.target_passes
+    assert len(tries) <= 2 + np.log2(max(steps, 1)) + steps / 16
