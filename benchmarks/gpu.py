@@ -9,9 +9,11 @@ so `log p − log q` of a drafted token has `SPREAD`, and what came of it is in 
 `draft_variance`. Texts hardly ever end, and every step has all of its rows.
 
 What is timed is a step of the engine, prefill and recording left out: a text grows by K + 1 tokens
-in it. `transformers.generate` is timed likewise, by what more tokens take longer. The roofline is
-what reading weights and K/V takes at the bandwidth that a copy reaches, or the arithmetic at the
-speed of a large product, whichever is longer, for each pass of the step.
+in it. Steps follow each other as in a run, where the next one has begun when one is told of, so
+nothing waits for the card between them. `transformers.generate` is timed likewise, by what more
+tokens take longer. The roofline is what reading weights and K/V takes at the bandwidth that a copy
+reaches, or the arithmetic at the speed of a large product, whichever is longer, for each pass of
+the step.
 
 `--quick` runs every line of this on tiny shapes, also without a card.
 """
@@ -47,7 +49,7 @@ SPREAD = 0.45
 PROMPT = 260
 """Tokens. With all that is timed behind it, windows stay in one bucket of columns."""
 
-WARM_UP = 3
+WARM_UP = 4
 STEPS = 12
 LIMIT_S = 420
 """When it is over, what is left is left out."""
@@ -279,7 +281,6 @@ def time_steps(lm: LM, case: Case, limits: dict[str, float], quick: bool) -> dic
     for _ in range(2 if quick else STEPS):
         start = time.perf_counter()
         event, *_ = engine.step()
-        synchronise()
         seconds.append(time.perf_counter() - start)
         ess.append(event.step.ess)
         if len(population.live) < case.particles:
@@ -298,6 +299,9 @@ def time_steps(lm: LM, case: Case, limits: dict[str, float], quick: bool) -> dic
         "mean_ess": sum(ess) / len(ess),
         "draft_variance": drafted.variance if drafted.observed else None,
         "steps_on": population.usage.steps_on,
+        "all_steps": population.usage.target_passes,
+        "steps_ahead": population.usage.steps_ahead,
+        "steps_in_vain": population.usage.steps_in_vain,
         "host_seconds": population.usage.seconds,
     }
 
@@ -417,7 +421,8 @@ def collect(device: torch.device) -> None:
 
 def case_table(measured: dict[str, Any], peers: dict[str, Any]) -> Table:
     table = Table(title="Steps")
-    for column in ("", "ms a step", "tokens/s", "× N=1 K=0", "of free", "roofline ms", "share"):
+    columns = ("", "ms a step", "tokens/s", "× N=1 K=0", "of free", "ahead", "roofline ms", "share")
+    for column in columns:
         table.add_column(column, justify="left" if not column else "right")
     for name, each in peers.items():
         table.add_row(name, milliseconds(each["seconds_per_token"]), f"{each['tokens_per_s']:.1f}")
@@ -428,6 +433,7 @@ def case_table(measured: dict[str, Any], peers: dict[str, Any]) -> Table:
             f"{each['tokens_per_s']:.1f}",
             ratio_of(each, "over_own_autoregressive"),
             ratio_of(each, "of_free"),
+            f"{each['steps_ahead']} of {each['all_steps']}",
             f"{1e3 * each['roofline_seconds']:.2f}",
             f"{each['share_of_roofline']:.0%}",
         )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from guided_smc.kernels import automata, page_tables, sampling, verification, weighing
+from guided_smc.kernels import automata, page_tables, sampling, verification, weighing, windows
 
 ROWS = 8
 DRAFTED = 8
@@ -114,6 +114,11 @@ def calls(device: torch.device, vocabulary: int) -> dict[str, Call]:
                 16,
             ),
         ),
+        "move_rows": (
+            windows.move_rows,
+            windows.move_rows_reference,
+            (normal(ROWS, 8, 512, 64), torch.arange(ROWS, device=device) // 2 * 2, 512),
+        ),
         "automaton_masks": (
             automata.automaton_masks,
             automata.automaton_masks_reference,
@@ -135,16 +140,23 @@ def measure(
     bytes_per_s: float,
     quick: bool,
 ) -> dict[str, Any]:
-    found, expected = kernel(*arguments), reference(*arguments)
+    found, expected = (tensors(results(call, arguments)) for call in (kernel, reference))
     device = next(x.device for x in arguments if isinstance(x, torch.Tensor))
     seconds = timed(lambda: kernel(*arguments), device, quick)
-    floor = sum(x.nbytes for x in (*tensors(arguments), *tensors(found))) / bytes_per_s
+    floor = sum(x.nbytes for x in (*tensors(arguments), *found)) / bytes_per_s
     return {
         "seconds": seconds,
         "floor_seconds": floor,
         "share_of_floor": floor / seconds,
-        **differences(tensors(found), tensors(expected)),
+        **differences(found, expected),
     }
+
+
+def results(call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What a kernel returns; if that is nothing, what it has made of its first argument."""
+    given = [x.clone() if isinstance(x, torch.Tensor) else x for x in arguments]
+    found = call(*given)
+    return given[0] if found is None else found
 
 
 def tensors(of: Any) -> list[torch.Tensor]:

@@ -153,7 +153,7 @@ class Ahead:
 
     def begin(self, batch: Batch, drawing: Drawing) -> None:
         """Draft the block that follows upon that of a batch, which has been verified."""
-        if drawing.passes is not self.passes or self.host.draft is None:
+        if drawing.passes is not self.passes:
             return
         if self._pause:
             self._pause -= 1
@@ -162,7 +162,9 @@ class Ahead:
         scheme = _scheme(running)
         following = [p.block_size_after(k) for p, k in zip(running, sizes, strict=True)]
         wanted = np.array([following[g] for g, _ in batch.rows], dtype=np.int64)
-        if scheme is None or min(sizes) < 1 or not self.passes.same_shape(wanted):
+        # Of a row that drafts after one block in which it did not, the draft has to read more.
+        alike = min(sizes) > 0 if wanted.any() else max(sizes) == 0
+        if scheme is None or not alike or not self.passes.same_shape(wanted):
             return
         with self.host.phases.timed("resample"):
             drawing.advance()
@@ -173,14 +175,14 @@ class Ahead:
                 ("weigh", weights.groups, weights.n, scheme), lambda: weights.resample(state)
             )
             state.tell_sources()
-        with self.host.phases.timed("draft"):
+        with self.host.phases.timed("draft" if wanted.any() else "verify"):
             try:
                 self.passes.look_ahead(wanted)
             except OutOfPagesError:
                 return  # the block itself will say so, unless somebody leaves
         ahead = Drawing(self.host, self.passes, batch.rows, wanted, drawing.tables, drawing.by_host)
         self._begun = _Ahead(batch, ahead, ahead.cut)
-        if ahead.by_host:
+        if ahead.by_host and ahead.n_drafts:
             ahead.read()  # its tokens need masks
             return
         for _ in range(ahead.n_drafts):
@@ -198,7 +200,8 @@ class Ahead:
             old is None
             or bucket(len(old), ROWS) != begun.state.rows
             or not self.passes.same_shape(wanted)
-            or (begun.by_host and not (by_host and np.array_equal(old, np.arange(len(old)))))
+            or begun.by_host != by_host
+            or (begun.unfinished and not np.array_equal(old, np.arange(len(old))))
             or drawing.cut != ahead.cut
         ):
             self._drop(ahead)

@@ -48,6 +48,11 @@ class Drawing:
         return int(self.wanted.max(initial=0))
 
     @property
+    def unfinished(self) -> bool:
+        """Whether a pass was launched whose tokens are not drawn, so that rows must not move."""
+        return self.by_host or not self.n_drafts
+
+    @property
     def cut(self) -> bool:
         """Whether some target is cut by top-k, top-p or min-p, which differ from row to row."""
         running = self.host.running

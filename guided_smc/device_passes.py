@@ -121,7 +121,9 @@ class CapturedPasses:
         self._draft = self._fixed(sessions.draft)
         self.state: DeviceRows
         self._wanted = np.zeros(0, dtype=np.int64)
-        self._taken: np.ndarray | None = None  # rows whose drafted tokens are not in the pages
+        self._reader: FixedPasses | None = None  # what was read ahead last
+        self._taken: np.ndarray | None = None  # rows of it that are not in the pages
+        self._logits: torch.Tensor  # of the target, if it was that
 
     def _fixed(self, session: object) -> FixedPasses | None:
         if not isinstance(session, ParticleSession):
@@ -169,28 +171,35 @@ class CapturedPasses:
     def same_shape(self, wanted: np.ndarray) -> bool:
         """Whether a block with K of these rows, int64 `[R]`, has the shape of the present one."""
         most = int(wanted.max(initial=0))
-        return most > 0 and bucket(most, WIDTHS) == self.state.width and not self._why_not()
+        return bucket(most, WIDTHS) == self.state.width and not self._why_not()
 
     def look_ahead(self, wanted: np.ndarray) -> None:
         """Begin the block that follows, K of each row being int64 `[R]`, from `state.source`.
 
+        Where nothing is drafted, the target's pass is launched, too.
+
         Raises:
             OutOfPagesError: There is no memory to do so; nothing has begun.
         """
-        assert self._draft is not None
-        state, draft = self.state, self._draft
-        first = np.where(wanted > 0, _LACKED, 0)  # what rows have in the first pass
+        state = self.state
+        reader, width = (self._draft, _LACKED) if wanted.any() else (self._target, 1)
+        assert reader is not None
+        first = np.where(wanted > 0, width, 0 if wanted.any() else 1)  # in the first pass
         more = np.maximum(wanted - 1, 0)
         passes = max(state.width - 1, 0)
         try:
-            draft.plan_ahead(first, more, _LACKED, rows=state.rows, passes=passes)
+            reader.plan_ahead(first, more, width, rows=state.rows, passes=passes)
         except OutOfPagesError:
-            draft.session.invalidate()
+            reader.session.invalidate()
             raise
         state.expect(wanted)
         self.run("follow", lambda: state.follow(state.source))
-        draft.follow(state.source)
-        draft.feed(state.behind)
+        reader.follow(state.source)
+        self._reader = reader
+        if reader is self._draft:
+            reader.feed(state.behind)
+        else:
+            self._logits = reader.first(state.fed[:, :1], last_only=False)
 
     def take(self, old: np.ndarray, wanted: np.ndarray) -> None:
         """Go on with what has begun; rows move only when they have all of their drafted tokens.
@@ -199,7 +208,6 @@ class CapturedPasses:
             old: int64 `[R]`, the row that each row was in it.
             wanted: int64 `[R]`, K of each.
         """
-        assert self._draft is not None
         if len(old) != len(self._wanted) or (old != np.arange(len(old))).any():
             self.state.take(old)
         self._wanted = wanted
@@ -207,8 +215,8 @@ class CapturedPasses:
 
     def drop(self) -> None:
         """Let what has begun be forgotten."""
-        assert self._draft is not None
-        self._draft.drop(self.state.sources())
+        assert self._reader is not None
+        self._reader.drop(self.state.sources())
 
     def _why_not(self) -> str | None:
         sessions = self._host.sessions
@@ -234,9 +242,11 @@ class CapturedPasses:
         assert self._target is not None
         state, wanted = self.state, self._wanted
         if self._taken is not None:
-            assert self._draft is not None
-            self._draft.keep(self._taken)
+            assert self._reader is not None
+            self._reader.keep(self._taken)
             self._taken = None
+            if self._reader is self._target:
+                return self._logits
         # Planned now and not with the draft's passes: the device is busy with those meanwhile.
         unknown = np.zeros((len(wanted), state.width + 1), dtype=np.int64)
         none = np.zeros_like(wanted)

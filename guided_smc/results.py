@@ -193,9 +193,9 @@ class Usage:
     `"device"`, or `"host"`; what is less than was asked for says behind a colon why. Empty if the
     host was asked for."""
     steps_ahead: int = 0
-    """Steps whose drafting began on the device before the step in front was weighed."""
+    """Steps that began on the device before the host had weighed the step in front."""
     steps_in_vain: int = 0
-    """The same, drafted again since the step in front had turned out otherwise."""
+    """The same, begun again since other particles went on, or others had joined."""
     draft_variance: float | None = None
     """σ²: what a drafted token adds to the variance of the log-weights, as estimated in the end. K
     of them in a row leave an ESS of about `N · exp(−K σ²)`. None where nothing was drafted."""

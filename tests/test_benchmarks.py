@@ -305,11 +305,13 @@ def test_the_gpu_script_runs_every_line_of_it_that_a_cpu_can_run(tmp_path):
         assert case["tokens_per_s"] == pytest.approx((k + 1) / case["seconds_per_step"]["median"])
         assert 0 < case["share_of_roofline"] < 1
         assert (case["draft_variance"] is None) == (k == 0)
+        assert (case["steps_ahead"] > 0) == (where == "graphs" and "host" not in name)
+        assert case["steps_in_vain"] == 0
         assert k == 0 or 0 < case["draft_variance"] < 1
     assert cases["N=2 K=2 regex"]["of_free"] == pytest.approx(
         cases["N=2 K=2 regex"]["tokens_per_s"] / cases["N=2 K=2"]["tokens_per_s"]
     )
-    assert len(results["kernels"]) == 7
+    assert len(results["kernels"]) == 8
     for kernel in results["kernels"].values():
         assert kernel["share_of_integers_that_differ"] == kernel["largest_difference"] == 0
         assert 0 < kernel["floor_seconds"] < kernel["seconds"]

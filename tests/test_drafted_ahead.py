@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from exactness import assert_unbiased, score
-from support import Score, exact, request, untimed
+from support import Score, exact, request, results, untimed
 from test_capture import PROMPT, assert_same, models, run
 from test_exact_transformers import table
 
@@ -21,6 +21,7 @@ from guided_smc.engine import Engine
 from guided_smc.errors import OutOfPagesError
 from guided_smc.grammars.finishing import within
 from guided_smc.models.fixed import FixedPasses
+from guided_smc.results import ResultEvent
 
 PROMPTS = (PROMPT, (0, 1), (2,), (3, 1, 0))
 
@@ -56,6 +57,12 @@ KINDS = {
     },
     "cut": {"top_p": 0.9},
     "stratified": {"resampling": "stratified", "power": 1.5},
+    "nothing drafted": {"block_size": 0, "constraint": [AUTOMATON, None, AUTOMATON, None]},
+    "nothing drafted, masks of the host": {
+        "block_size": 0,
+        "constraint": InTime("(a|bc|dd)*", 24, tables=False),
+        "max_tokens": 24,
+    },
     "not resampled": {"ess_threshold": 0.0},
     "some potentials": {"potentials": [[], [Score(score, prefixes=True)], [], []]},
     "stop strings": {"stop": ("ab",)},
@@ -108,6 +115,24 @@ def test_results_are_those_of_blocks_that_wait_for_their_turn(kind, monkeypatch)
         in_vain += ahead(found)[1]
     assert steps > 0
     assert in_vain > 0  # some have always ended, so that there are other rows
+
+
+def test_without_a_draft_the_target_begins(monkeypatch):
+    target, _ = models()
+
+    def alone():
+        engine = Engine(target, step_on="graphs")
+        for made in requests(0, block_size=0):
+            engine.add(made)
+        events = []
+        while engine.busy:
+            events += engine.step()
+        return results(events)
+
+    found = alone()
+    monkeypatch.setattr(Ahead, "begin", lambda *args: None)
+    assert [told(r) for r in found] == [told(r) for r in alone()]
+    assert ahead(found)[0] > 10
 
 
 def test_the_device_comes_to_the_ancestors_of_the_host(monkeypatch):
@@ -197,13 +222,13 @@ def test_what_is_cancelled_or_joins_meanwhile_hurts_nobody(monkeypatch):
     engine.add(third)
     while engine.busy:
         events += engine.step()
-    results = {e.index: e.result for e in events if hasattr(e, "result")}
-    assert set(results) == {first.index, third.index}
+    ended = {e.index: e.result for e in events if isinstance(e, ResultEvent)}
+    assert set(ended) == {first.index, third.index}
     alone = expected[0]
-    assert [p.token_ids for p in results[0].particles] == [
+    assert [p.token_ids for p in ended[0].particles] == [
         tuple(p["token_ids"]) for p in alone["particles"]
     ]
-    assert results[0].usage.steps_in_vain > 0
+    assert ended[0].usage.steps_in_vain > 0
     for session in engine._sessions.with_rows:
         session.table.check()
         assert session.table.used == 0
