@@ -64,7 +64,7 @@ class DeviceProposer:
         where = self._refusal(batch.running, batch.rows)
         if where is not None:
             if self._ahead is not None:
-                self._ahead.drop()
+                self._ahead.drop(batch)
             for population in batch.running:
                 count_step(population, f"host: {where}")
             return self.host.start(batch)

@@ -204,7 +204,7 @@ class Ahead:
             or (begun.unfinished and not np.array_equal(old, np.arange(len(old))))
             or drawing.cut != ahead.cut
         ):
-            self._drop(ahead)
+            self._drop(ahead, batch)
             return None
         self._misses = 0
         self.host.lacking(batch.rows, wanted > 0)
@@ -213,18 +213,19 @@ class Ahead:
             population.usage.steps_ahead += 1
         return drawing
 
-    def drop(self) -> None:
-        """Throw away what was drafted ahead, if anything was."""
-        if self._begun is not None:
-            self._drop(self._begun)
-            self._begun = None
+    def drop(self, batch: Batch) -> None:
+        """Throw away what was drafted ahead, if anything was, since a batch is drawn otherwise."""
+        ahead, self._begun = self._begun, None
+        if ahead is not None:
+            self._drop(ahead, batch)
 
-    def _drop(self, ahead: _Ahead) -> None:
+    def _drop(self, ahead: _Ahead, batch: Batch) -> None:
         self.passes.drop()
         self._pause = min(2**self._misses - 1, _LONGEST_PAUSE)
         self._misses += 1
-        for population in ahead.batch.running:
-            population.usage.steps_in_vain += 1
+        begun = {id(population) for population in ahead.batch.running}
+        for population in batch.running:  # not those that have ended, and told what they took
+            population.usage.steps_in_vain += id(population) in begun
 
     def _room(self, groups: int, n: int, scheme: str) -> Weights:
         key = groups, n, scheme

@@ -264,3 +264,21 @@ def test_after_misses_it_is_tried_less_often(monkeypatch):
     found, _ = run(requests(5, **long)[:1], "graphs")
     steps = found[0].usage.target_passes
     assert len(tries) <= 2 + np.log2(max(steps, 1)) + steps / 16
+
+
+def test_a_result_that_was_told_changes_no_more():
+    target, draft = models()
+    engine = Engine(target, draft, step_on="graphs")
+
+    def ended(made) -> dict:
+        engine.add(made)
+        events = []
+        while engine.busy:
+            events += engine.step()
+        (found,) = results(events)
+        return found
+
+    first = ended(requests(0)[0])
+    record = untimed(first)
+    ended(requests(1)[0])
+    assert untimed(first) == record
