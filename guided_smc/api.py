@@ -21,8 +21,8 @@ from guided_smc.models.budget import Need
 from guided_smc.models.parallel import agreed
 from guided_smc.models.table import TableModel
 from guided_smc.options import Method, Options, StepOn, columns_of_each, make_options
-from guided_smc.population import Request
 from guided_smc.potentials import CompiledConstraint, Constraint, Intersection, Potential, Tilt
+from guided_smc.request import Request
 from guided_smc.results import ErrorEvent, Event, Result, ResultEvent, T
 
 Message: TypeAlias = dict[str, Any]

@@ -147,7 +147,7 @@ def _time_step(
     """Seconds of the target pass and of one draft pass, in one step of n particles and k tokens."""
     from guided_smc import engine
     from guided_smc.options import make_options
-    from guided_smc.population import Request
+    from guided_smc.request import Request
     from guided_smc.results import ResultEvent
 
     # A cap that one step reaches: every row takes part in the passes.

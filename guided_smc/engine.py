@@ -34,8 +34,9 @@ from guided_smc.models.budget import Budget, Need
 from guided_smc.models.pages import PAGE
 from guided_smc.options import StepOn
 from guided_smc.outcome import result
-from guided_smc.population import Closed, Population, Request, Status
+from guided_smc.population import Closed, Population, Status
 from guided_smc.proposing import Proposer, Sessions
+from guided_smc.request import Request
 from guided_smc.results import ErrorEvent, Event, ResultEvent, StepEvent
 
 if TYPE_CHECKING:

@@ -17,7 +17,15 @@ from guided_smc.diagnostics import (
 from guided_smc.population import Population, Status
 from guided_smc.potentials import Tilt
 from guided_smc.resampling import normalise
-from guided_smc.results import Diversity, FinishReason, Particle, Result, RewardEstimate, T
+from guided_smc.results import (
+    Diversity,
+    FinishReason,
+    Particle,
+    Result,
+    RewardEstimate,
+    Step,
+    T,
+)
 
 _POOR_COVER = -2.0  # of `Population.coverage`
 _DOUBTFUL = 0.01  # of the probability; less that was refused without being sure is not told
@@ -39,8 +47,9 @@ def result(population: Population[T]) -> Result[T]:
     shares = _shares(population, weights)
     log_evidence = population.total_log_evidence - float(np.log(1 + population.restarts))
     names = population.names
-    lineage = population.lineage()
-    per_token = population.token_log_probabilities(lineage)
+    steps = [step for step in population.steps if step.start == population.restarts]
+    lineage = _lineage(steps, population.n)
+    per_token = _token_log_probabilities(steps, lineage)
     particles = tuple(
         Particle(
             text=population.text(s, True),
@@ -104,6 +113,32 @@ def result(population: Population[T]) -> Result[T]:
         _parse=request.parse,
         _key=request.value_key,
     )
+
+
+def _lineage(steps: Sequence[Step], n: int) -> np.ndarray:
+    """int64 `[steps, N]`: slot of each final particle's ancestor at each step.
+
+    N is the final one; a step's slots are as many as it had particles.
+    """
+    lineage = np.empty((len(steps), n), dtype=np.int64)
+    slots = np.arange(n)
+    for t in range(len(steps) - 1, -1, -1):
+        slots = np.asarray(steps[t].ancestors)[slots]
+        lineage[t] = slots
+    return lineage
+
+
+def _token_log_probabilities(
+    steps: Sequence[Step], lineage: np.ndarray
+) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Log p and log q̃ of every token of each final particle, end tokens included."""
+    found = []
+    for slots in lineage.T.tolist():
+        own = list(zip(steps, slots, strict=True))
+        log_p = tuple(x for step, s in own for x in step.token_log_p[s])
+        log_q = tuple(x for step, s in own for x in step.token_log_q[s])
+        found.append((log_p, log_q))
+    return found
 
 
 def _token_texts(population: Population[T]) -> dict[int, bytes]:

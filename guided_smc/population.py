@@ -6,8 +6,8 @@ is still growing has one there, in the order of its slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, Generic
@@ -15,22 +15,9 @@ from typing import Any, Generic
 import numpy as np
 
 from guided_smc.adaptive import Agreement, best_block_size
-from guided_smc.costs import CostModel
-from guided_smc.models.budget import Need
-from guided_smc.options import (
-    GREEDY_TEMPERATURE,
-    LEAST_DRAFT_TEMPERATURE,
-    BlockSize,
-    Options,
-)
-from guided_smc.potentials import (
-    CompiledConstraint,
-    Completion,
-    ConstraintState,
-    Potential,
-    Pulling,
-    Unmasked,
-)
+from guided_smc.options import GREEDY_TEMPERATURE, LEAST_DRAFT_TEMPERATURE
+from guided_smc.potentials import Completion, ConstraintState, Potential, Pulling, Unmasked
+from guided_smc.request import Request
 from guided_smc.resampling import (
     SCHEMES,
     effective_sample_size,
@@ -57,64 +44,6 @@ class Status(IntEnum):
 
 _NAMES: tuple[ParticleStatus, ...] = ("live", "stopped", "cut", "dead", "dead_at_cap")
 """Of each status, in records."""
-
-
-@dataclass
-class Request(Generic[T]):
-    """One prompt with all that it asks for, checked and compiled.
-
-    Attributes:
-        index: Position in the user's request; comes back in events and in the result.
-        prompt: As the user gave it.
-        prompt_ids: Its tokens, at least one.
-        options: With `block_size` and `seed` filled in.
-        potentials: The scores to multiply in.
-        constraint: The language to stay in, or None.
-        parse: Text to typed value.
-        value_key: Text to a key that is equal for equal values.
-        warnings: To be handed on to the result.
-        warnings_of_loss: The same, if a particle did not end within `max_tokens`.
-        language: The name of the constraint.
-        languages: The names of those that are intersected, to be told if every particle dies.
-        costs: What passes cost, where the block size is `"auto"`.
-        columns: What else belongs to the prompt, for the potentials.
-        logit_bias: Added to the logits of these tokens, target's and draft's, before temperature
-            and all else: part of the target.
-    """
-
-    index: int
-    prompt: Any
-    prompt_ids: list[int]
-    options: Options
-    potentials: tuple[Potential, ...]
-    constraint: CompiledConstraint | None
-    parse: Callable[[str], T]
-    value_key: Callable[[str], Hashable]
-    warnings: tuple[str, ...] = field(default=())
-    warnings_of_loss: tuple[str, ...] = field(default=())
-    language: str | None = None
-    languages: tuple[str, ...] = field(default=())
-    costs: CostModel | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def block_size(self) -> BlockSize:
-        """K, or `"auto"`."""
-        assert self.options.block_size is not None
-        return self.options.block_size
-
-    @property
-    def need(self) -> Need:
-        """What it may come to hold in a cache."""
-        most = self.options.particle_range[1]
-        return Need.of(len(self.prompt_ids), most, self.options.max_tokens)
-
-    @property
-    def seed(self) -> int:
-        """Of this request's generator."""
-        assert self.options.seed is not None
-        return self.options.seed
 
 
 @dataclass(frozen=True)
@@ -227,7 +156,6 @@ class Population(Generic[T]):
         self.last_finite_log_w = np.zeros(n)
         self.family = np.arange(n)
         self.luck = np.zeros(n)
-        self._first_step = len(self.steps)
 
     @cached_property
     def streams(self) -> np.ndarray:
@@ -550,36 +478,6 @@ class Population(Generic[T]):
         """`[N]` texts so far."""
         finished = (self.status != Status.LIVE).tolist()
         return tuple(self.text(s, finished[s]) for s in range(self.n))
-
-    def lineage(self) -> np.ndarray:
-        """int64 `[steps, N]`: slot of each final particle's ancestor at each step of this run.
-
-        N is the final one; a step's slots are as many as it had particles.
-        """
-        steps = self.steps[self._first_step :]
-        lineage = np.empty((len(steps), self.n), dtype=np.int64)
-        slots = np.arange(self.n)
-        for t in range(len(steps) - 1, -1, -1):
-            slots = np.asarray(steps[t].ancestors)[slots]
-            lineage[t] = slots
-        return lineage
-
-    def token_log_probabilities(
-        self, lineage: np.ndarray
-    ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
-        """Log p and log q̃ of every token of each final particle, end tokens included.
-
-        Args:
-            lineage: As `lineage` gives it.
-        """
-        steps = self.steps[self._first_step :]
-        found = []
-        for slots in lineage.T.tolist():
-            own = list(zip(steps, slots, strict=True))
-            log_p = tuple(x for step, s in own for x in step.token_log_p[s])
-            log_q = tuple(x for step, s in own for x in step.token_log_q[s])
-            found.append((log_p, log_q))
-        return found
 
     def token_ids(self, slot: int) -> tuple[int, ...]:
         """Generated tokens, without the end token."""

@@ -13,8 +13,8 @@ import torch
 from guided_smc.costs import CostModel
 from guided_smc.models.table import TableModel, TableSession
 from guided_smc.options import BlockSize, make_options
-from guided_smc.population import Request
 from guided_smc.potentials import Constraint, Potential
+from guided_smc.request import Request
 from guided_smc.results import ErrorEvent, Result, ResultEvent
 from guided_smc.vocabulary import Vocabulary
 

@@ -21,7 +21,7 @@ from guided_smc.errors import (
 )
 from guided_smc.models.table import TableModel
 from guided_smc.options import make_options
-from guided_smc.population import Request
+from guided_smc.request import Request
 from guided_smc.results import ErrorEvent, ResultEvent, StepEvent
 from guided_smc.rewards import length
 from guided_smc.vocabulary import Vocabulary

@@ -20,7 +20,7 @@ from guided_smc.signals import held
 
 if TYPE_CHECKING:
     from guided_smc.api import LM
-    from guided_smc.population import Request
+    from guided_smc.request import Request
 
 READER_GONE = 141
 """As a shell reports SIGPIPE."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from guided_smc.engine import Engine
-from guided_smc.population import Request
+from guided_smc.request import Request
 from guided_smc.results import ErrorEvent, Result, ResultEvent, StepEvent
 from guided_smc.server.errors import ApiError, overloaded, stopping, too_late
 

@@ -11,7 +11,7 @@ from typing import Any
 from guided_smc.api import LM
 from guided_smc.errors import PromptError
 from guided_smc.options import Options, make_options
-from guided_smc.population import Request
+from guided_smc.request import Request
 from guided_smc.rewards import Reward
 from guided_smc.server import tools
 from guided_smc.server.compiling import Compiled, Spec

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from guided_smc.population import Request
+from guided_smc.request import Request
 from guided_smc.results import Result, StepEvent
 from guided_smc.server.errors import too_slow
 from guided_smc.server.loop import Deadline, EngineLoop, Job
