@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from guided_smc.lazy import lazily
 
 if TYPE_CHECKING:
-    from guided_smc.api import LM, derive_seed, load
+    from guided_smc.api import LM, load
     from guided_smc.costs import CostModel
     from guided_smc.errors import (
         ConstraintError,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from guided_smc.models.table import TableModel
     from guided_smc.options import Options
     from guided_smc.potentials import Completion, Constraint, Potential, Tilt
+    from guided_smc.preparing import derive_seed
     from guided_smc.results import (
         Diversity,
         ErrorEvent,
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": ("LM", "derive_seed", "load"),
+    "api": ("LM", "load"),
     "costs": ("CostModel",),
     "errors": (
         "ConstraintError",
@@ -94,6 +95,7 @@ _HOMES = {
     "models.table": ("TableModel",),
     "options": ("Options",),
     "potentials": ("Completion", "Constraint", "Potential", "Tilt"),
+    "preparing": ("derive_seed",),
     "results": (
         "Diversity",
         "ErrorEvent",

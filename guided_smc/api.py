@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, cast, overload
 
@@ -18,10 +15,17 @@ from guided_smc.grammars.finishing import within
 from guided_smc.grammars.sharing import refuse_disjoint
 from guided_smc.models.base import LanguageModel
 from guided_smc.models.budget import Need
-from guided_smc.models.parallel import agreed
 from guided_smc.models.table import TableModel
-from guided_smc.options import Method, Options, StepOn, columns_of_each, make_options
-from guided_smc.potentials import CompiledConstraint, Constraint, Intersection, Potential, Tilt
+from guided_smc.options import Options, StepOn, columns_of_each, make_options
+from guided_smc.potentials import CompiledConstraint, Constraint, Intersection, Potential
+from guided_smc.preparing import (
+    as_tilt,
+    check_length,
+    check_method,
+    checked_bias,
+    decide_block_size,
+    decide_seed,
+)
 from guided_smc.request import Request
 from guided_smc.results import ErrorEvent, Event, Result, ResultEvent, T
 
@@ -29,8 +33,6 @@ Message: TypeAlias = dict[str, Any]
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
 Reward: TypeAlias = "Callable[..., Any] | rewards.Reward"
 RewardOn: TypeAlias = Literal["end", "step", "sentence", "line", "field"]
-
-DEFAULT_BLOCK_SIZE = 4
 
 
 class PromptEncoder(Protocol):
@@ -174,6 +176,11 @@ class LM:
         self._kept = engine.Kept()
 
     @property
+    def _models(self) -> list[LanguageModel]:
+        """The target, and the draft if there is one."""
+        return [self.model] if self.draft is None else [self.model, self.draft]
+
+    @property
     def _split(self) -> bool:
         """Whether several processes run the model, in step."""
         return getattr(self.model, "split", False)
@@ -240,21 +247,17 @@ class LM:
         opts = make_options(options, **changes)
         if columns is not None and not isinstance(columns, Mapping):
             raise OptionError(f"columns must be a mapping, got {columns!r}")
-        warnings = [w for m in (self.model, self.draft) for w in getattr(m, "notes", ())]
+        warnings = [w for m in self._models for w in getattr(m, "notes", ())]
         if potential is not None and not isinstance(potential, Potential):
             raise OptionError(
                 f"potential must be a guided_smc.Potential, got {potential!r}; a function goes "
                 "into reward=, or becomes a potential by guided_smc.reward(function)"
             )
-        own = {"beta": beta, "on": reward_on}
-        own = {name: value for name, value in own.items() if value is not None}
-        if reward is None and own:
-            raise OptionError(
-                "beta and reward_on go with reward=; a potential has its own: "
-                "guided_smc.reward(function, beta=..., on=...)"
-            )
-        tilt = None if reward is None else _as_tilt(reward, own)
-        opts = self._fill_in(opts, index, exact_seed, warnings)
+        tilt = as_tilt(reward, beta=beta, on=reward_on)
+        seed = decide_seed(opts.seed, index, exact=exact_seed, split=self._split)
+        block_size, undrafted = decide_block_size(opts, with_draft=self.draft is not None)
+        warnings += undrafted
+        opts = make_options(opts, seed=seed, block_size=block_size)
         factors = list(potential.factors()) if potential is not None else []
         output = from_output_type(output_type)
         constraints = [f for f in factors if isinstance(f, Constraint)]
@@ -262,7 +265,7 @@ class LM:
         scores = [f for f in factors if not isinstance(f, Constraint)]
         if tilt is not None:
             scores.append(tilt)
-        _check_method(opts.method, scores, constrained=bool(constraints))
+        check_method(opts.method, scores, constrained=bool(constraints))
         constraint: Constraint | None = None
         if constraints:
             constraint = constraints[0] if len(constraints) == 1 else Intersection(*constraints)
@@ -276,9 +279,9 @@ class LM:
                     option="stop",
                 )
         ids = self.encoder.encode(prompt, chat=chat)
-        self._check_length(ids, opts)
+        check_length(len(ids), opts.max_tokens, self._models)
         need = Need.of(len(ids), opts.particle_range[1], opts.max_tokens)
-        for model in (self.model, self.draft):
+        for model in self._models:
             if (budget := getattr(model, "budget", None)) is not None:
                 budget.require(need)
         compiled: CompiledConstraint | None = None
@@ -301,66 +304,8 @@ class LM:
             languages=tuple(c.name for c in getattr(constraint, "constraints", ())),
             costs=self._costs_for(opts),
             columns=dict(columns or {}),
-            logit_bias=self._checked_bias(logit_bias or {}),
+            logit_bias=checked_bias(logit_bias or {}, self.model.vocabulary),
         )
-
-    def _checked_bias(self, bias: Mapping[int, float]) -> dict[int, float]:
-        checked: dict[int, float] = {}
-        for token, value in bias.items():
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise _wrong_bias(f"token ids are whole numbers, got {token!r}")
-            if not 0 <= token < len(self.model.vocabulary) or not self.model.vocabulary.real[token]:
-                raise _wrong_bias(f"the model has no token {token}")
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise _wrong_bias(f"of token {token} must be a number, got {value!r}")
-            if not math.isfinite(value):
-                raise _wrong_bias(f"of token {token} must be finite, got {value!r}")
-            checked[token] = float(value)
-        return checked
-
-    def _fill_in(self, opts: Options, index: int, exact_seed: bool, warnings: list[str]) -> Options:
-        """Options with seed and block size decided."""
-        if opts.seed is None:
-            seed = secrets.randbits(63)
-            if self._split:
-                seed = agreed(seed)
-        else:
-            seed = opts.seed if exact_seed else derive_seed(opts.seed, index)
-        block_size = opts.block_size
-        if opts.method != "smc":
-            if self.draft is not None and block_size is None:
-                warnings.append(
-                    f"no tokens were drafted: method={opts.method!r} draws from the target"
-                )
-            block_size = 0
-        if block_size is None:
-            block_size = DEFAULT_BLOCK_SIZE if self.draft is not None else 0
-        elif block_size == "auto" and self.draft is None:
-            block_size = 0
-        elif block_size != 0 and self.draft is None:
-            raise OptionError(
-                f"block_size={block_size} needs a draft model: load(..., draft=...), or "
-                "block_size=0 to let the target propose for itself",
-                option="block_size",
-            )
-        if self.draft is None and opts.draft_temperature is not None:
-            raise OptionError(
-                "draft_temperature needs a draft model: load(..., draft=...)",
-                option="draft_temperature",
-            )
-        greedy = opts.temperature / opts.power < 1e-3 or opts.top_k == 1
-        if block_size != 0 and greedy:
-            block_size = 0
-            warnings.append(
-                "no tokens were drafted: the target is greedy, so a drafted token has weight 0 "
-                "wherever it is not the target's own choice"
-            )
-        if block_size != 0 and opts.draft_temperature == 0:
-            warnings.append(
-                "draft_temperature=0: a greedy draft proposes one text only, so the particles "
-                "cover just what it reaches; log_evidence is a lower bound"
-            )
-        return make_options(opts, seed=seed, block_size=block_size)
 
     def _costs_for(self, opts: Options) -> CostModel | None:
         if opts.block_size != "auto":
@@ -377,24 +322,6 @@ class LM:
                 option="block_size",
             )
         return self.costs
-
-    def _check_length(self, ids: list[int], opts: Options) -> None:
-        limits = [m.context_length for m in (self.model, self.draft) if m is not None]
-        limit = min((n for n in limits if n is not None), default=None)
-        if limit is None:
-            return
-        if len(ids) > limit:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens, the model's context {limit}; shorten the "
-                "prompt",
-                too_long="prompt",
-            )
-        if len(ids) + opts.max_tokens > limit:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens and max_tokens is {opts.max_tokens}, together "
-                f"over the model's context of {limit}; shorten the prompt or lower max_tokens",
-                too_long="max_tokens",
-            )
 
     # -- running ---------------------------------------------------------------------------------
 
@@ -555,44 +482,6 @@ class LM:
         """
         prompts, _ = _as_batch(prompts)
         return sweeping.run(self, prompts, reward, betas, n_particles, **settings)
-
-
-def _wrong_bias(said: str) -> OptionError:
-    return OptionError(f"logit_bias: {said}", option="logit_bias")
-
-
-def derive_seed(seed: int, index: int) -> int:
-    """The seed of the prompt at `index` of a run; that of index 0 is the run's own."""
-    if index == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed},{index}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
-def _as_tilt(reward: Any, own: dict[str, Any]) -> Tilt:
-    """The potential of a callable or a reward, with its β and when it speaks set."""
-    if isinstance(reward, rewards.Reward):
-        return reward.with_(**own) if own else reward
-    if isinstance(reward, Potential):
-        raise OptionError(
-            f"reward must be a function or a reward, and {reward.name!r} is a potential: pass it "
-            "as potential="
-        )
-    return rewards.reward(reward, **own)
-
-
-def _check_method(method: Method, scores: Sequence[Potential], *, constrained: bool) -> None:
-    """Refuse a method that lacks what it chooses by."""
-    if method == "token_masking" and not constrained:
-        raise OptionError(
-            'method="token_masking" needs a constraint (output_type=, or a potential that is one)',
-            option="method",
-        )
-    tilted = any(isinstance(score, Tilt) and score.beta != 0 for score in scores)
-    if method in ("best_of_n", "soft_best_of_n") and not tilted:
-        raise OptionError(
-            f"method={method!r} needs a reward with a beta other than 0", option="method"
-        )
 
 
 def _refuse_index(settings: dict[str, Any]) -> None:
