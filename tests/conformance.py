@@ -41,8 +41,9 @@ from rich.table import Table
 import guided_smc
 from guided_smc.errors import ConstraintError, UnsupportedConstraintError
 from guided_smc.grammars import JsonSchema, Limits
+from guided_smc.grammars.schema.exact_validators import ExactValidators
 from guided_smc.grammars.schema.keywords import Schema
-from guided_smc.grammars.schema.validating import Checker, _of_item, _of_property
+from guided_smc.grammars.schema.validating import _of_item, _of_property
 from guided_smc.potentials import Completion
 from guided_smc.vocabulary import Vocabulary
 
@@ -160,7 +161,7 @@ def in_escapes(data: Any) -> str:
 def in_order(data: Any, schema: Any) -> Any:
     """A value with its properties in the schema's order."""
     checked = Schema(json.loads(json.dumps(schema)))
-    checker = Checker(checked, set(), Limits().max_check_steps)
+    validators = ExactValidators(checked, Limits().max_check_steps)
 
     def spread(nodes: list[Any], value: Any) -> list[dict[str, Any]]:
         """Schemas with those that they apply to the same value, in the order of the text."""
@@ -175,7 +176,7 @@ def in_order(data: Any, schema: Any) -> Any:
                     visit(checked.targets.get(id(node)))
                 elif keyword in ("allOf", "anyOf", "oneOf"):
                     for each in part:
-                        if keyword == "allOf" or checker.holds(each, value):
+                        if keyword == "allOf" or validators.holds(each, value):
                             visit(each)
                 elif keyword in ("if", "then", "else"):
                     visit(part)

@@ -84,7 +84,7 @@ class _Witness:
         place = frame.place
         if len(frame.container) >= place.most:
             self.refused = "maxProperties", f"an object may have at most {place.most:g}"
-        elif not all(self._checker.holds(schema, key) for schema in place.names):
+        elif not all(self._checker.validators.holds(schema, key) for schema in place.names):
             self.refused = "propertyNames", f"{shorten(repr(key))} is no name for a property"
         else:
             self.refused = None, "the schema forbids this property"
@@ -94,7 +94,8 @@ class _Witness:
         if self._checker.closed(place, value):
             return True
         self.refused = None, "the schema forbids a value here"
-        errors = [e for schema in place.schemas for e in self._checker.errors(schema, value)]
+        validators = self._checker.validators
+        errors = [e for schema in place.schemas for e in validators.errors(schema, value)]
         error = best_match(errors)
         if error is not None and not place.impossible:
             self.refused = str(error.validator), shorten(error.message)
