@@ -5,24 +5,17 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pydantic
 import pytest
 import torch
 from support import VOCABULARY, Language, Score, request, results, untimed
 
-from guided_smc import LM, reward
+from guided_smc import LM
 from guided_smc.engine import Engine, run
-from guided_smc.errors import (
-    IncompleteOutputError,
-    ModelError,
-    OptionError,
-    PotentialError,
-    PromptError,
-)
+from guided_smc.errors import IncompleteOutputError, ModelError, PotentialError
 from guided_smc.models.table import TableModel
 from guided_smc.options import make_options
 from guided_smc.request import Request
-from guided_smc.results import ErrorEvent, ResultEvent, StepEvent
+from guided_smc.results import ErrorEvent, ResultEvent
 from guided_smc.rewards import length
 from guided_smc.vocabulary import Vocabulary
 
@@ -281,41 +274,6 @@ def test_the_global_random_state_is_neither_used_nor_changed():
     assert one(seed=3, draft=DRAFT, block_size=1).text == first.text
 
 
-def test_events_tell_every_step_and_then_the_result():
-    r = request(TARGET, (0,), n_particles=3, max_tokens=5, seed=1)
-    steps, texts = [], []
-    for event in run(TARGET, [r]):
-        if isinstance(event, StepEvent):
-            steps.append(event.step)
-            texts.append(event.texts)
-        else:
-            result = event.result
-    assert result.steps == tuple(steps)
-    assert [s.index for s in steps] == list(range(len(steps)))
-    assert all(0 < s.ess <= 3 + 1e-9 for s in steps)
-    assert texts[-1] == tuple(p.text for p in result.particles)
-    assert steps[-1].log_evidence == pytest.approx(result.log_evidence)
-
-
-def test_ancestors_trace_each_particle_through_the_resampled_steps():
-    score = Score(lambda t: 2.0 * t.count("b"), prefixes=True)
-    r = request(
-        TARGET, (0,), n_particles=6, max_tokens=6, ess_threshold=1, potentials=[score], seed=5
-    )
-    histories = []
-    for event in run(TARGET, [r]):
-        if isinstance(event, StepEvent):
-            histories.append(event.texts)
-        else:
-            result = event.result
-    assert any(s.resampled for s in result.steps)
-    for slot, particle in enumerate(result.particles):
-        assert len(particle.ancestors) == len(result.steps)
-        line = [*particle.ancestors[1:], slot]
-        for texts, at in zip(histories, line, strict=True):
-            assert particle.text.startswith(texts[at])
-
-
 def test_particles_report_their_potentials():
     result = one(potentials=[Score(len, prefixes=True, name="a"), Score(len, prefixes=False)])
     for p in result.particles:
@@ -355,23 +313,6 @@ def test_finished_particles_cost_no_rows():
     assert rows == sorted(rows, reverse=True)
 
 
-def test_table_models_encode_texts_and_refuse_what_they_cannot_spell():
-    assert TARGET.encode("abd") == [0, 1, 3]
-    assert TARGET.encode("") == [4]
-    assert TARGET.encode([1, 2]) == [1, 2]
-    with pytest.raises(PromptError):
-        TARGET.encode("xyz")
-    with pytest.raises(PromptError):
-        TARGET.encode([9])
-
-
-def test_a_table_whose_row_is_no_distribution_is_refused():
-    for row in ([0.5, 0.1, 0, 0, 0, 0], [1.5, -0.5, 0, 0, 0, 0], [1.0]):
-        model = TableModel(lambda context, row=row: row, VOCABULARY)
-        with pytest.raises(ModelError, match="row of context"):
-            model.probabilities((0,))
-
-
 def test_text_cut_in_the_middle_of_a_character_is_kept_as_bytes():
     euro = "€".encode()
     vocabulary = Vocabulary([euro[:1], euro[1:2], euro[2:], b""], eos_ids=[3])
@@ -392,16 +333,6 @@ def test_requests_are_generic_over_their_value():
     r.parse = len
     (result,) = results(run(TARGET, [r]))
     assert result.value == len(result.text)
-
-
-@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_k": 1}], ids=str)
-def test_a_greedy_target_is_not_drafted_for_and_the_result_says_so(greedy):
-    alone = LM(TARGET).generate("a", max_tokens=6, seed=0, **greedy)
-    drafted = LM(TARGET, draft=DRAFT).generate("a", max_tokens=6, seed=0, **greedy)
-    assert drafted.text == alone.text
-    assert drafted.log_evidence == pytest.approx(0.0, abs=1e-4)
-    assert any("greedy" in w for w in drafted.warnings)
-    assert alone.warnings == ()
 
 
 @pytest.mark.parametrize("tilt", [{}, {"reward": length(4), "beta": 1.0}], ids=["free", "tilted"])
@@ -474,83 +405,6 @@ def test_a_text_may_be_long():
     assert one(fixed(0, 1), max_tokens=10**12, n_particles=2).text == "ab"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"beta": math.nan}, "beta"),
-        ({"beta": 2.0}, "go with reward="),
-        ({"reward_on": "prefix"}, "go with reward="),
-        ({"potential": reward(len), "beta": 7.0}, "potential has its own"),
-        ({"potential": len}, "reward="),
-        ({"reward": ANYTHING}, "potential="),
-        ({"draft_temperature": 0.5}, "draft model"),
-        ({"block_size": 2}, "draft model"),
-        ({"options": {"max_tokens": 3}}, "Options"),
-        ({"index": 3}, "index"),
-        ({"n_particles": True}, "n_particles"),
-        ({"max_tokens": "5"}, "max_tokens"),
-        ({"power": 1e-50}, "power"),
-        ({"potential": ANYTHING, "stop": "a"}, "stop strings"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
-)
-def test_nothing_is_accepted_and_ignored(settings, message):
-    with pytest.raises(OptionError, match=message):
-        LM(TARGET).generate("a", **settings)
-
-
-def test_numbers_of_numpy_are_numbers():
-    result = LM(TARGET).generate(
-        "a", max_tokens=np.int64(3), reward=len, beta=np.float32(0.5), seed=np.int64(3)
-    )
-    assert len(result.text) <= 3
-
-
-@pytest.mark.parametrize("prompt", [None, 3, 2.5])
-def test_what_is_no_prompt_is_refused(prompt):
-    with pytest.raises(PromptError):
-        LM(TARGET).generate(prompt)
-
-
-def test_an_error_of_a_single_prompt_is_raised_and_never_returned():
-    with pytest.raises(PromptError):
-        LM(TARGET).generate("zz", return_exceptions=True)
-    found = LM(TARGET).generate(["zz", "a"], max_tokens=2, return_exceptions=True)
-    assert isinstance(found[0], PromptError)
-
-
-def test_validators_of_a_pydantic_model_are_part_of_the_constraint():
-    class Even(pydantic.BaseModel):
-        n: int = pydantic.Field(ge=0, le=9)
-
-        @pydantic.field_validator("n")
-        @classmethod
-        def _even(cls, n):
-            if n % 2:
-                raise ValueError("odd")
-            return n
-
-    vocabulary = Vocabulary([b'{"n":', *(b"%d" % i for i in range(10)), b"}", b""], eos_ids=[12])
-    model = TableModel.random(vocabulary, seed=1, eos_probability=0.2)
-    result = LM(model).generate(
-        [12], output_type=Even, n_particles=64, max_tokens=4, seed=0, ess_threshold=0
-    )
-    assert {v.value.n for v in result.values} <= {0, 2, 4, 6, 8}
-    assert any(p.weight == 0 for p in result.particles)
-    mass = sum(
-        model.probabilities((12,))[0]
-        * model.probabilities((12, 0))[1 + n]
-        * model.probabilities((12, 0, 1 + n))[11]
-        * model.probabilities((12, 0, 1 + n, 11))[12]
-        for n in (0, 2, 4, 6, 8)
-    )
-    settings = dict(output_type=Even, n_particles=32, max_tokens=4, max_restarts=0)
-    found = [
-        math.exp(LM(model).generate([12], seed=s, **settings).log_evidence) for s in range(100)
-    ]
-    assert abs(np.mean(found) - mass) < 4 * np.std(found) / 10
-
-
 def test_what_runs_does_not_wait_for_requests_that_have_not_come():
     finished = []
 
@@ -568,28 +422,6 @@ def test_what_runs_does_not_wait_for_requests_that_have_not_come():
 
 
 # -- a number of particles that adapts -------------------------------------------------------------
-
-
-def test_ancestors_are_traced_through_steps_of_different_numbers_of_particles():
-    score = Score(lambda t: 2.0 * t.count("b"), prefixes=True)
-    grown = {"ess_threshold": 1, "target_ess": 3, "max_particles": 12}
-    r = request(TARGET, (0,), n_particles=6, max_tokens=6, potentials=[score], seed=5, **grown)
-    histories = []
-    for event in run(TARGET, [r]):
-        if isinstance(event, StepEvent):
-            histories.append(event.texts)
-            assert len(event.texts) == len(event.step.ancestors)
-        else:
-            result = event.result
-    numbers = [6, *(len(s.ancestors) for s in result.steps)]
-    assert min(np.diff(numbers)) < 0 < max(np.diff(numbers))
-    assert [len(s.log_weights) for s in result.steps] == numbers[:-1]
-    assert len(result.particles) == numbers[-1]
-    for slot, particle in enumerate(result.particles):
-        assert len(particle.ancestors) == len(result.steps)
-        line = [*particle.ancestors[1:], slot]
-        for texts, at in zip(histories, line, strict=True):
-            assert particle.text.startswith(texts[at])
 
 
 def test_rows_are_kept_for_as_many_particles_as_a_request_may_come_to():

@@ -5,7 +5,6 @@ Tolerances are those of `exactness`.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 
@@ -562,17 +561,6 @@ def test_the_check_of_total_variation_catches_a_shared_first_token():
     """It leaves every mean right: only the law within one run shows it."""
     with pytest.raises(AssertionError):
         assert_tv_falls_as_inverse_root(SharesTheFirstToken)
-
-
-def test_table_models_enumerate_their_own_law():
-    model = TableModel.random(VOCABULARY, seed=9, eos_probability=0.5)
-    law = model.enumerate(PROMPT, 6)
-    assert sum(law.values()) == pytest.approx(1 - 0.5**7, rel=1e-6)
-    for text in itertools.islice(law, 50):
-        p = 1.0
-        for i, token in enumerate(text):
-            p *= model.probabilities((*PROMPT, *text[:i]))[token]
-        assert law[text] == pytest.approx(p * 0.5, rel=1e-6)
 
 
 def test_survivors_of_a_resampling_keep_their_slots():

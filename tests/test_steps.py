@@ -45,8 +45,42 @@ def ran(draft=DRAFT, max_restarts=0, seed=0, target=TARGET, step_on="host", **kw
     return result
 
 
+def told(**kwargs):
+    """The events of a run's steps, and its result."""
+    *steps, last = run(TARGET, [request(TARGET, (0,), **kwargs)])
+    return steps, last.result
+
+
 def last_start(result):
     return [step for step in result.steps if step.start == result.steps[-1].start]
+
+
+def test_events_tell_every_step_and_then_the_result():
+    events, result = told(n_particles=3, max_tokens=5, seed=1)
+    assert result.steps == tuple(e.step for e in events)
+    assert [s.index for s in result.steps] == list(range(len(events)))
+    assert all(0 < s.ess <= 3 + 1e-9 for s in result.steps)
+    assert events[-1].texts == tuple(p.text for p in result.particles)
+    assert events[-1].step.log_evidence == pytest.approx(result.log_evidence)
+
+
+@pytest.mark.parametrize("adaptive", [{}, {"target_ess": 3, "max_particles": 12}], ids=str)
+def test_ancestors_trace_each_particle_through_the_resampled_steps(adaptive):
+    score = Score(lambda t: 2.0 * t.count("b"), prefixes=True)
+    settings = {"n_particles": 6, "max_tokens": 6, "ess_threshold": 1, "seed": 5, **adaptive}
+    events, result = told(potentials=[score], **settings)
+    assert any(s.resampled for s in result.steps)
+    numbers = [6, *(len(e.texts) for e in events)]
+    assert [len(s.ancestors) for s in result.steps] == numbers[1:]
+    assert [len(s.log_weights) for s in result.steps] == numbers[:-1]
+    assert len(result.particles) == numbers[-1]
+    if adaptive:
+        assert min(np.diff(numbers)) < 0 < max(np.diff(numbers))
+    for slot, particle in enumerate(result.particles):
+        assert len(particle.ancestors) == len(result.steps)
+        line = [*particle.ancestors[1:], slot]
+        for event, at in zip(events, line, strict=True):
+            assert particle.text.startswith(event.texts[at])
 
 
 @pytest.mark.parametrize("step_on", ["host", "device"])
