@@ -107,7 +107,10 @@ class DeviceProposer:
         host, timed = self.host, self.host.phases.timed
         host.begin(batch.running)
         rows, errors = batch.rows, batch.errors
-        wanted = np.array([batch.block_sizes[g] for g, _ in rows], dtype=np.int64)
+        sizes = batch.block_sizes
+        wanted = np.array([sizes[g] for g, _ in rows], dtype=np.int64)
+        # Before tokens of this block count as theirs.
+        following = [p.block_size_after(k) for p, k in zip(batch.running, sizes, strict=True)]
         drawing = self._begin(batch, wanted)
         passes, state, by_host = drawing.passes, drawing.state, drawing.by_host
         n_drafts = drawing.n_drafts
@@ -140,7 +143,7 @@ class DeviceProposer:
                 state.allow(asked.bitmask(np.ones(len(rows), dtype=bool)))
         drawing.verify(logits)
         if self._ahead is not None:
-            self._ahead.begin(batch, drawing)
+            self._ahead.begin(batch, drawing, following)
         yield
         if n_drafts and not by_host:
             with timed("mask"):  # while the device is busy

@@ -151,8 +151,14 @@ class Ahead:
         self._pause = 0  # blocks to wait before the next try
         self._misses = 0
 
-    def begin(self, batch: Batch, drawing: Drawing) -> None:
-        """Draft the block that follows upon that of a batch, which has been verified."""
+    def begin(self, batch: Batch, drawing: Drawing, following: Sequence[int]) -> None:
+        """Draft the block that follows upon that of a batch, which has been verified.
+
+        Args:
+            batch: Of the block in front.
+            drawing: The same.
+            following: K of each prompt in the block that follows.
+        """
         if drawing.passes is not self.passes:
             return
         if self._pause:
@@ -160,7 +166,6 @@ class Ahead:
             return
         running, sizes = batch.running, batch.block_sizes
         scheme = _scheme(running)
-        following = [p.block_size_after(k) for p, k in zip(running, sizes, strict=True)]
         wanted = np.array([following[g] for g, _ in batch.rows], dtype=np.int64)
         # Of a row that drafts after one block in which it did not, the draft has to read more.
         alike = min(sizes) > 0 if wanted.any() else max(sizes) == 0

@@ -117,6 +117,16 @@ def test_results_are_those_of_blocks_that_wait_for_their_turn(kind, monkeypatch)
     assert in_vain > 0  # some have always ended, so that there are other rows
 
 
+def test_masks_of_the_host_hide_no_tokens_that_are_left(monkeypatch):
+    """The host has appended drafted tokens by then; K of the last block still fits the cap."""
+    constraint = InTime("(a|b|c|d)*dddddddd", 24, tables=False)
+    made = request(
+        table(), PROMPT, constraint=constraint, max_tokens=24, block_size=4, n_particles=1
+    )
+    (found,), _ = run([made], "graphs")
+    assert ahead([found]) == (found.usage.target_passes - 1, 0)
+
+
 def test_without_a_draft_the_target_begins(monkeypatch):
     target, _ = models()
 
