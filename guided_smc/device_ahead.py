@@ -208,6 +208,7 @@ class Ahead:
             or begun.by_host != by_host
             or (begun.unfinished and not np.array_equal(old, np.arange(len(old))))
             or drawing.cut != ahead.cut
+            or not self.passes.stands()
         ):
             self._drop(ahead, batch)
             return None

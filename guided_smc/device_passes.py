@@ -201,6 +201,11 @@ class CapturedPasses:
         else:
             self._logits = reader.first(state.fed[:, :1], last_only=False)
 
+    def stands(self) -> bool:
+        """Whether the rows that there are now would read what has begun, to the last bit."""
+        assert self._reader is not None
+        return self._reader.stands()
+
     def take(self, old: np.ndarray, wanted: np.ndarray) -> None:
         """Go on with what has begun; rows move only when they have all of their drafted tokens.
 

@@ -20,6 +20,7 @@ from guided_smc.device_ahead import Ahead, Weights
 from guided_smc.engine import Engine
 from guided_smc.errors import OutOfPagesError
 from guided_smc.grammars.finishing import within
+from guided_smc.models import fixed
 from guided_smc.models.fixed import FixedPasses
 from guided_smc.results import ResultEvent
 
@@ -115,6 +116,30 @@ def test_results_are_those_of_blocks_that_wait_for_their_turn(kind, monkeypatch)
         in_vain += ahead(found)[1]
     assert steps > 0
     assert in_vain > 0  # some have always ended, so that there are other rows
+
+
+def test_nor_do_sums_over_columns_show_it_that_only_rows_read_which_have_left(monkeypatch):
+    """The longest prompt ends first, and then the others' windows are shorter."""
+    monkeypatch.setattr(fixed, "COLUMNS", (8,))
+
+    def made(seed: int):
+        prompts = ((2, 1), (0, 3) * 12, (0, 1), (3, 2) * 4)
+        return [
+            request(
+                table(),
+                prompt,
+                index=i,
+                seed=10 * seed + i,
+                n_particles=2,
+                block_size=3,
+                max_tokens=6 if len(prompt) > 8 else 24,
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+
+    for seed in range(8):
+        found, _ = run(made(seed), "graphs")
+        assert [told(r) for r in found] == in_turn(made(seed), monkeypatch)
 
 
 def test_masks_of_the_host_hide_no_tokens_that_are_left(monkeypatch):

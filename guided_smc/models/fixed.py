@@ -142,6 +142,15 @@ class FixedPasses:
         """What the first pass is fed, int64 `[B, L]`, in place of what was planned."""
         self._plan[:, : self._width].copy_(tokens)
 
+    def stands(self) -> bool:
+        """Whether the rows that there are now would read as many columns as were read ahead.
+
+        Sums over more of them may differ in the last bit.
+        """
+        assert self._ahead is not None
+        size = self._ahead.columns.shape[1]
+        return self._columns(self.session.table.lengths, size) == self._used
+
     def keep(self, old: np.ndarray) -> None:
         """Put into the pages what was read ahead, after the rows have been reordered.
 
