@@ -142,7 +142,7 @@ class DeviceProposer:
                     self._book(rows, block, *state.peeked(len(rows)), errors)
                 state.allow(asked.bitmask(np.ones(len(rows), dtype=bool)))
         drawing.verify(logits)
-        if self._ahead is not None:
+        if self._ahead is not None and not asked.judges:
             self._ahead.begin(batch, drawing, following)
         yield
         if n_drafts and not by_host:

@@ -107,6 +107,11 @@ class Asked:
         self._judged: list[int] = []
         self._bits = np.zeros((0, 0), dtype=np.int32)
 
+    @property
+    def judges(self) -> bool:
+        """Whether the token of some row has to be tested now, which the device knows nothing of."""
+        return bool(self._judged)
+
     def bitmask(self, wanted: np.ndarray) -> np.ndarray:
         """int32 `[R, ceil(V / 32)]`: what each row may draw that is wanted to, bool `[R]`.
 

@@ -38,11 +38,40 @@ class InTime:
         return self.compiled
 
 
+class AskedNowAndThen(InTime):
+    """One whose masks say too little at every fourth place, so that tokens are tested there."""
+
+    def __init__(self, pattern: str, max_tokens: int) -> None:
+        super().__init__(pattern, max_tokens, tables=False)
+        self.compiled = Asked(self.compiled)
+
+
 class OfTheHost:
     """A compiled constraint whose masks only the host can make."""
 
     def __init__(self, compiled) -> None:
         self.start, self.fill_masks = compiled.start, compiled.fill_masks
+
+
+class Asked:
+    """A compiled constraint of letters, whose masks let all of them pass now and then."""
+
+    max_rejected, remedy = 100, ""
+
+    def __init__(self, compiled) -> None:
+        self.start, self.exact = compiled.start, compiled.fill_masks
+
+    def fill_masks(self, states, bitmask) -> None:
+        self.exact(states, bitmask)
+        bitmask[[self.judges(state) for state in states]] = 0b1111
+
+    def judges(self, state) -> bool:
+        return state.left % 4 == 3
+
+    def viable(self, state, token) -> bool:
+        bitmask = np.zeros((1, 1), dtype=np.int32)
+        self.exact([state], bitmask)
+        return bool(bitmask[0, 0] >> token & 1)
 
 
 AUTOMATON = InTime("(a|bc|dd)*", 24)
@@ -55,6 +84,12 @@ KINDS = {
         "constraint": InTime("(a|bc|dd)*", 24, tables=False),
         "max_tokens": 24,
         "block_size": 2,
+    },
+    "tested now and then": {
+        "constraint": AskedNowAndThen("(a|bc|dd)*", 24),
+        "max_tokens": 24,
+        "block_size": 1,
+        "n_particles": 1,
     },
     "cut": {"top_p": 0.9},
     "stratified": {"resampling": "stratified", "power": 1.5},
