@@ -128,7 +128,7 @@ class DeviceRows:
         self.log_p = zeros(rows, width + 1, dtype=torch.float64)
         self.bitmask = zeros(rows, (vocabulary + 31) // 32, dtype=torch.int32)
         self._ones = torch.ones(rows, dtype=torch.float32, device=device)
-        self._flat: torch.Tensor | None = None
+        self._flat: dict[torch.dtype, torch.Tensor] = {}
         self._is_eos = zeros(vocabulary, dtype=torch.bool)
         self._is_eos[list(eos_ids)] = True
         self._out = Mirror(zeros(rows, 3 * (width + 1) + 3))
@@ -300,9 +300,10 @@ class DeviceRows:
         self._drafted.copy_(self.count)
 
     def _zeros(self, like: torch.Tensor) -> torch.Tensor:
-        if self._flat is None or self._flat.dtype != like.dtype:
-            self._flat = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-        return self._flat
+        # One that a graph reads must stay where it is, whatever is drawn without one meanwhile.
+        if like.dtype not in self._flat:
+            self._flat[like.dtype] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        return self._flat[like.dtype]
 
     # -- verifying -------------------------------------------------------------------------------
 

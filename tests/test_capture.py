@@ -18,6 +18,7 @@ from test_exact_transformers import PROMPT, table, tiny
 
 from guided_smc import LM, OptionError, regex
 from guided_smc.device_passes import CapturedPasses
+from guided_smc.device_rows import DeviceRows
 from guided_smc.engine import Engine
 from guided_smc.models import fixed
 from guided_smc.models.capture import ROWS, WIDTHS, Capture, bucket
@@ -232,6 +233,15 @@ def test_nothing_in_a_block_waits_for_the_card_but_its_end(which, monkeypatch):
 
         monkeypatch.setattr(CapturedPasses, name, strictly)
     run_once()
+
+
+def test_what_a_graph_reads_stays_where_it_is_whatever_is_drawn_without_one():
+    """Scores that were cut are float32, whatever the model's are."""
+    rows = DeviceRows(2, 1, 6, (4,), torch.device("cpu"))
+    recorded, cut = torch.zeros(2, 6, dtype=torch.bfloat16), torch.zeros(2, 6)
+    flat = rows._zeros(recorded)
+    assert rows._zeros(cut).dtype == cut.dtype
+    assert rows._zeros(recorded) is flat
 
 
 def test_a_capture_runs_a_function_once_a_call():
