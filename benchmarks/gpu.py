@@ -51,6 +51,11 @@ PROMPT = 260
 
 WARM_UP = 4
 STEPS = 12
+NO_CARD = (
+    "There is no card: in the kernels' places their references ran, and no graph was recorded. "
+    "This shows that the lines run, and says nothing of speed or of errors."
+)
+
 LIMIT_S = 420
 """When it is over, what is left is left out."""
 
@@ -169,6 +174,7 @@ def main(quick: bool, only: str | None, out: Path | None) -> None:
             "prompt_tokens": PROMPT,
             "attention": lm.model.start_session().attention,
         },
+        "without_a_card": NO_CARD if device.type != "cuda" else None,
         "limits": limits,
         "peers": peers,
         "cases": measured,
@@ -177,6 +183,8 @@ def main(quick: bool, only: str | None, out: Path | None) -> None:
         "seconds": time.perf_counter() - started,
     }
     notes = ["Medians over steps, (lowest-highest). Rates are of one text, which grows by K + 1."]
+    if device.type != "cuda":
+        notes += [NO_CARD]
     notes += [f"Left out for lack of time: {', '.join(left_out)}."] if left_out else []
     card = re.sub(r"[^a-z0-9]+", "-", str(results["card"]).lower()).strip("-")
     path = out or RESULTS / f"gpu-{card}.json"

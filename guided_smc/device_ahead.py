@@ -227,11 +227,14 @@ class Ahead:
 
     def _drop(self, ahead: _Ahead, batch: Batch) -> None:
         self.passes.drop()
+        begun = {id(population) for population in ahead.batch.running}
+        go_on = [population for population in batch.running if id(population) in begun]
+        if not go_on:
+            return  # nobody was left, which says nothing of others
         self._pause = min(2**self._misses - 1, _LONGEST_PAUSE)
         self._misses += 1
-        begun = {id(population) for population in ahead.batch.running}
-        for population in batch.running:  # not those that have ended, and told what they took
-            population.usage.steps_in_vain += id(population) in begun
+        for population in go_on:
+            population.usage.steps_in_vain += 1
 
     def _room(self, groups: int, n: int, scheme: str) -> Weights:
         key = groups, n, scheme

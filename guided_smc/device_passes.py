@@ -13,10 +13,15 @@ from guided_smc.errors import OutOfPagesError
 from guided_smc.models.capture import ROWS, WIDTHS, Capture, bucket
 from guided_smc.models.fixed import FixedPasses, refusal
 from guided_smc.models.particles import ParticleSession
+from guided_smc.options import GRAPH_FAILED
 from guided_smc.proposing import Proposer, padded
 
 _LACKED = 2
 """Tokens that a draft has not read when a block begins: the last drafted one and the bonus."""
+
+
+FIXED = "device: at fixed shapes; only CUDA records graphs"
+"""Where graphs were asked for elsewhere."""
 
 
 class Passes(Protocol):
@@ -104,11 +109,11 @@ class CapturedPasses:
         captures: Of draws, of the target's passes and of the draft's.
     """
 
-    name = "graphs"
     attention = "torch"
 
     def __init__(self, host: Proposer, device: torch.device) -> None:
         self.refused = ""
+        self.name = "graphs" if device.type == "cuda" else FIXED
         self._host = host
         self._device = device
         self._states: dict[tuple[int, int], DeviceRows] = {}
@@ -232,7 +237,7 @@ class CapturedPasses:
                 return why
         for capture in self.captures:
             if capture.refused is not None:
-                return f"recording a graph failed: {capture.refused}"
+                return f"{GRAPH_FAILED}: {capture.refused}"
         return None
 
     def draft(self, k: int) -> torch.Tensor:

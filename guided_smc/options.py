@@ -26,6 +26,9 @@ StepOn = Literal["auto", "host", "device", "graphs"]
 """Where a step's tokens are drawn: by the host; on the device; or there, with all that is done in a
 step recorded as CUDA graphs. `"auto"` is the last for a target on CUDA, else the first."""
 
+GRAPH_FAILED = "recording a graph failed"
+"""Of a step that ran otherwise than it should: what `Usage.steps_on` then says, and why."""
+
 GREEDY_TEMPERATURE = 1e-5
 """What a temperature of 0 is computed as: the limit, to float precision, with ties split."""
 

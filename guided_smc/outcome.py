@@ -14,6 +14,7 @@ from guided_smc.diagnostics import (
     log_evidence_error,
     mean,
 )
+from guided_smc.options import GRAPH_FAILED
 from guided_smc.population import Population, Status
 from guided_smc.potentials import Tilt
 from guided_smc.resampling import normalise
@@ -257,4 +258,25 @@ def _warnings(population: Population[T], spread: Diversity) -> list[str]:
             "particles go back to one, so this run cannot tell how far it is from the posterior; "
             "raise n_particles, use islands, or lower beta or the reward's steering"
         )
+    if options.n_particles > 1 and not population.all_dead:
+        found += _idle_rewards(population)
+    failed = [where for where in population.usage.steps_on if GRAPH_FAILED in where]
+    return found + [f"steps ran {where}" for where in failed]
+
+
+def _idle_rewards(population: Population[T]) -> list[str]:
+    """What to say of rewards that no particle had more of than another, at no step."""
+    steps = [step for step in population.steps if step.start == population.restarts]
+    found = []
+    for name, potential in zip(population.names, population.request.potentials, strict=True):
+        if not isinstance(potential, Tilt) or potential.beta == 0:
+            continue
+        told = [{x for x in step.rewards.get(name, ()) if x is not None} for step in steps]
+        if all(len(values) <= 1 for values in told):
+            last = "".join(f"{value:g}" for value in told[-1]) if told else ""
+            found.append(
+                f"reward {name!r} has changed nothing: at each step it was the same for every "
+                f"particle{f' ({last} in the end)' if last else ''}; raise n_particles, or reward "
+                "what the model says more often"
+            )
     return found

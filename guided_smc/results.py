@@ -186,16 +186,16 @@ class Usage:
     `"general"` (the library's own cache for each prompt, for recurrent and other architectures
     that the first cannot serve), or `"none"`."""
     attention: str = ""
-    """What attends to it: `"flashinfer"` (to the pages themselves, on CUDA) or `"torch"`; empty
-    where the model keeps no K/V in pages."""
+    """What attends to it: `"flashinfer"` (to the pages themselves, on CUDA) or `"torch"`, in
+    the last step; empty where the model keeps no K/V in pages."""
     steps_on: dict[str, int] = field(default_factory=dict)
     """Steps by where their tokens were drawn: `"graphs"` (on the device, captured as CUDA graphs),
     `"device"`, or `"host"`; what is less than was asked for says behind a colon why. Empty if the
-    host was asked for."""
+    host was what was asked for, as by default on a CPU."""
     steps_ahead: int = 0
-    """Steps that began on the device before the host had weighed the step in front."""
+    """Steps that began on the device before the host had weighed the step in front, and stood."""
     steps_in_vain: int = 0
-    """The same, begun again since other particles went on, or others had joined."""
+    """Others that began so, and began again: other particles went on, or others had joined."""
     draft_variance: float | None = None
     """σ²: what a drafted token adds to the variance of the log-weights, as estimated in the end. K
     of them in a row leave an ESS of about `N · exp(−K σ²)`. None where nothing was drafted."""

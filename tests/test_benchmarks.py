@@ -11,6 +11,7 @@ import pytest
 from starting import run_script
 
 import guided_smc
+from guided_smc.device_passes import FIXED
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -298,14 +299,14 @@ def test_the_gpu_script_runs_every_line_of_it_that_a_cpu_can_run(tmp_path):
     kinds = ("", " schema", " regex", " device", " host")
     assert set(cases) == {"N=1 K=0", "N=2 K=0", *(f"N=2 K=2{kind}" for kind in kinds)}
     for name, case in cases.items():
-        where = "device" if "device" in name else "graphs"
+        where = "device" if "device" in name else FIXED
         assert set(case["steps_on"]) == (set() if "host" in name else {where})
         assert case["seconds_per_step"]["low"] > 0
         k = int(name.split("K=")[1].split()[0])
         assert case["tokens_per_s"] == pytest.approx((k + 1) / case["seconds_per_step"]["median"])
         assert 0 < case["share_of_roofline"] < 1
         assert (case["draft_variance"] is None) == (k == 0)
-        assert (case["steps_ahead"] > 0) == (where == "graphs" and "host" not in name)
+        assert (case["steps_ahead"] > 0) == (where == FIXED and "host" not in name)
         assert case["steps_in_vain"] == 0
         assert k == 0 or 0 < case["draft_variance"] < 1
     assert cases["N=2 K=2 regex"]["of_free"] == pytest.approx(
@@ -317,6 +318,7 @@ def test_the_gpu_script_runs_every_line_of_it_that_a_cpu_can_run(tmp_path):
         assert 0 < kernel["floor_seconds"] < kernel["seconds"]
     assert set(results["peers"]) == {"transformers N=1"}
     assert results["left_out"] == []
+    assert "There is no card" in results["without_a_card"]
 
 
 def test_the_gpu_script_says_when_there_is_no_card(tmp_path):

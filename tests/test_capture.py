@@ -17,7 +17,7 @@ from test_device import InTime
 from test_exact_transformers import PROMPT, table, tiny
 
 from guided_smc import LM, OptionError, regex
-from guided_smc.device_passes import CapturedPasses
+from guided_smc.device_passes import FIXED, CapturedPasses
 from guided_smc.device_rows import DeviceRows
 from guided_smc.engine import Engine
 from guided_smc.models import fixed
@@ -87,8 +87,8 @@ def test_fixed_shapes_give_what_passes_as_they_come_give(which):
     expected, _ = run(some_requests()[which], "device", max_rows=9)
     assert_same(found, expected)
     where = {where for r in found for where in r.usage.steps_on}
-    assert "graphs" in where
-    assert where <= {"graphs", "device: nothing was read yet"}
+    assert FIXED in where
+    assert where <= {FIXED, "device: nothing was read yet"}
 
 
 @pytest.mark.parametrize("constrained", [False, True])
@@ -109,7 +109,7 @@ def test_steps_of_fixed_shapes_are_unbiased(constrained):
         for i in range(120)
     ]
     found, _ = run(requests, "graphs", max_rows=10**6)
-    assert {where for r in found for where in r.usage.steps_on} == {"graphs"}
+    assert {where for r in found for where in r.usage.steps_on} == {FIXED}
     expected = exact(
         table(), PROMPT, max_tokens=4, member=member if constrained else None, score=score
     )
@@ -197,6 +197,7 @@ def test_a_failed_recording_leaves_results_and_is_told(monkeypatch):
     expected, _ = run(some_requests(1), "device")
     assert_same([result], expected)
     assert any("recording a graph failed: RuntimeError" in w for w in result.usage.steps_on)
+    assert any("recording a graph failed: RuntimeError" in w for w in result.warnings)
 
 
 @ON_A_CARD

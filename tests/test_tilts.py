@@ -456,3 +456,14 @@ class TestEstimates:
         assert set(plain["kl"]) == {"value", "std_error"}
         assert set(plain["rewards"]["value"]) == {"tilted", "untilted", "chosen"}
         assert set(plain["diversity"]) == {"ancestors", "independent", "distinct"}
+
+
+@pytest.mark.model
+def test_a_reward_that_no_particle_has_more_of_than_another_is_told_to_change_nothing(lm):
+    said = "has changed nothing"
+    idle = lm.generate("Say hi.", reward=lambda t: 3.0, beta=2.0, max_tokens=8, seed=0)
+    (warning,) = [w for w in idle.warnings if said in w]
+    assert "(3 in the end); raise n_particles" in warning
+    for options in ({"reward": len}, {"reward": lambda t: 3.0, "beta": 0.0}, {"n_particles": 1}):
+        given = {"reward": lambda t: 3.0, "beta": 2.0, "max_tokens": 8, "seed": 0, **options}
+        assert not any(said in w for w in lm.generate("Say hi.", **given).warnings)

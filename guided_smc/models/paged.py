@@ -171,8 +171,8 @@ class TorchLevels(PagedAttention):
 class FlashInferLevels(PagedAttention):
     """By FlashInfer's kernels. What it plans for a level holds for all layers of one style.
 
-    A plan goes to the device from memory that the next plan overwrites, so that the results of a
-    pass must have been read before the next one is planned, as those of a session's are.
+    A plan goes to the device from memory that the next plan overwrites, so the next one waits until
+    it has been sent.
     """
 
     name = "flashinfer"
@@ -183,6 +183,7 @@ class FlashInferLevels(PagedAttention):
         self._workspaces: dict[torch.device, torch.Tensor] = {}
         self._wrappers: dict[tuple[Any, ...], Any] = {}
         self._planned: dict[tuple[Any, ...], CascadePlan] = {}
+        self._sent: dict[tuple[Any, ...], torch.cuda.Event] = {}
 
     def level(
         self,
@@ -200,8 +201,13 @@ class FlashInferLevels(PagedAttention):
                 self._workspace(query.device), "HND"
             )
         if self._planned.get(key) is not plan:
+            if key in self._sent:
+                self._sent[key].synchronize()
             self._plan(self._wrappers[key], plan, level, query, keys, style)
             self._planned[key] = plan
+            if query.is_cuda:
+                self._sent[key] = torch.cuda.Event()
+                self._sent[key].record(torch.cuda.current_stream(query.device))
         found: tuple[torch.Tensor, torch.Tensor] = self._wrappers[key].run(
             query.contiguous(), (keys, values), return_lse=True
         )
