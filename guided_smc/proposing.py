@@ -18,6 +18,7 @@ from guided_smc.blocks import Batch, Block, Drawn, Phases, Rows
 from guided_smc.errors import GuidedSMCError, ModelError, PotentialError
 from guided_smc.lookahead import look_ahead
 from guided_smc.models.base import FollowingModel, FollowingSession, LanguageModel, Session
+from guided_smc.models.mirror import sent
 from guided_smc.population import Population
 from guided_smc.rejection import redraw
 from guided_smc.sampling import (
@@ -180,7 +181,8 @@ class Proposer:
     def draft_scores(self, rows: Rows, logits: torch.Tensor) -> torch.Tensor:
         """Unnormalised log q `[R, V]` of a draft's logits: at its temperature, and cut."""
         scores = torch.empty_like(logits)
-        for kind, members in self._kinds(rows, lambda p: (p.draft_temperature, *p.target_cut)):
+        by = self._kinds(rows, lambda p: (p.draft_temperature, *p.target_cut), logits.device)
+        for kind, members in by:
             temperature, top_k, top_p, min_p = kind
             part = scale(logits[members], temperature)
             if top_k or top_p < 1.0 or min_p:
@@ -189,7 +191,10 @@ class Proposer:
         return scores
 
     def _kinds(
-        self, rows: Rows, kind: Callable[[Population[Any]], tuple[Any, ...]]
+        self,
+        rows: Rows,
+        kind: Callable[[Population[Any]], tuple[Any, ...]],
+        device: torch.device,
     ) -> list[tuple[tuple[Any, ...], Any]]:
         """Rows that are treated alike, as an index each: mostly one kind and all rows."""
         found: dict[tuple[Any, ...], list[int]] = {}
@@ -197,7 +202,7 @@ class Proposer:
             found.setdefault(kind(self.running[g]), []).append(r)
         if len(found) == 1:
             return [(k, slice(None)) for k in found]
-        return [(k, torch.tensor(members)) for k, members in found.items()]
+        return [(k, sent(np.array(members), device)) for k, members in found.items()]
 
     def _verify(
         self,
@@ -237,7 +242,8 @@ class Proposer:
         """The transformed target of logits `[R, ..., V]`: for each kind of rows their index, and
         scores and normaliser as of `sampling.target_scores`.
         """
-        for kind, members in self._kinds(rows, lambda p: (p.options.temperature, *p.target_cut)):
+        by = self._kinds(rows, lambda p: (p.options.temperature, *p.target_cut), logits.device)
+        for kind, members in by:
             temperature, top_k, top_p, min_p = kind
             scores, log_z = target_scores(
                 logits[members], temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
