@@ -25,7 +25,8 @@ import re
 import string
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,9 @@ NO_CARD = (
 
 LIMIT_S = 420
 """When it is over, what is left is left out."""
+
+PEERS_S = 150
+"""The same of transformers, which compiles for each number of rows."""
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 PATTERN = "[a-z ]*"
@@ -138,28 +142,36 @@ def main(quick: bool, only: str | None, out: Path | None) -> None:
     target = build(target_config, device, dtype)
     left_out: list[str] = []
 
-    def there_is_time(for_what: str) -> bool:
-        if time.perf_counter() - started < LIMIT_S:
-            return True
-        left_out.append(for_what)
-        return False
+    def timed(what: str, measure: Callable[[], Any], limit_s: float = LIMIT_S) -> dict[str, Any]:
+        """What was measured, by its name; nothing if there was no time, or it failed."""
+        if time.perf_counter() - started >= limit_s:
+            left_out.append(f"{what} (no time)")
+            return {}
+        try:
+            return {what: measure()}
+        except Exception as error:  # one of many, and there may be no second try on a card
+            left_out.append(f"{what} ({type(error).__name__}: {str(error).splitlines()[0]})")
+            return {}
+        finally:
+            collect(device)
 
     # Before our own attention takes the module's place.
     peers = {}
-    for n in (1,) if quick else (1, 8):
+    for n in (1,) if quick else (1, 8, 4, 12):
         name = f"transformers N={n}"
-        if re.search(only or "", name) and there_is_time(name):
-            peers[name] = time_generate(target, n, quick)
+        if re.search(only or "", name):
+            peers |= timed(name, partial(time_generate, target, n, quick), PEERS_S)
     torch.compiler.reset()
     collect(device)
     lm = together(target, build(draft_config, device, dtype), target_config.vocab_size)
-    kernels = measure_kernels(device, limits["bytes_per_s"], target_config.vocab_size, quick)
-    collect(device)
-    measured = {}
+    of_kernels = partial(
+        measure_kernels, device, limits["bytes_per_s"], target_config.vocab_size, quick
+    )
+    kernels = timed("kernels", of_kernels).get("kernels", {})
+    measured: dict[str, Any] = {}
     for case in cases(quick):
-        if re.search(only or "", case.name) and there_is_time(case.name):
-            measured[case.name] = time_steps(lm, case, limits, quick)
-            collect(device)
+        if re.search(only or "", case.name):
+            measured |= timed(case.name, partial(time_steps, lm, case, limits, quick))
     add_ratios(measured)
     results = {
         "benchmark": "gpu",
@@ -185,7 +197,7 @@ def main(quick: bool, only: str | None, out: Path | None) -> None:
     notes = ["Medians over steps, (lowest-highest). Rates are of one text, which grows by K + 1."]
     if device.type != "cuda":
         notes += [NO_CARD]
-    notes += [f"Left out for lack of time: {', '.join(left_out)}."] if left_out else []
+    notes += [f"Left out: {', '.join(left_out)}."] if left_out else []
     card = re.sub(r"[^a-z0-9]+", "-", str(results["card"]).lower()).strip("-")
     path = out or RESULTS / f"gpu-{card}.json"
     report(results, [case_table(measured, peers), kernel_table(kernels)], path, notes=notes)
@@ -201,7 +213,7 @@ def cases(quick: bool) -> Iterator[Case]:
     yield from (Case(8, 8, step_on="device"), Case(8, 8, step_on="host"))
     grid = [Case(n, k) for n in (1, 4, 8, 12) for k in (0, 4, 8, 12)]
     yield from (case for case in grid if (case.particles, case.block_size) not in GIVEN)
-    yield from (Case(n, k, "schema") for n in (1, 4, 8, 12) for k in (4, 8, 12) if (n, k) != (8, 8))
+    yield from (replace(case, constraint="schema") for case in grid if case != Case(8, 8))
 
 
 GIVEN = {(1, 0), (8, 0), (8, 8)}
@@ -317,7 +329,8 @@ def time_steps(lm: LM, case: Case, limits: dict[str, float], quick: bool) -> dic
 def roofline(lm: LM, case: Case, limits: dict[str, float]) -> float:
     """Seconds below which no step of this case can come on this machine."""
     n, k = case.particles, case.block_size
-    columns = PROMPT + (WARM_UP + STEPS // 2) * (k + 1)
+    written = (WARM_UP + STEPS // 2) * (k + 1)
+    keys = PROMPT + n * written  # the prompt is read once for all
 
     def of_pass(model: Any, tokens: int) -> float:
         config = model.model.config
@@ -326,8 +339,8 @@ def roofline(lm: LM, case: Case, limits: dict[str, float]) -> float:
         read = sum(p.numel() for p in model.model.parameters()) - (0 if tied else embedding.numel())
         width = embedding.element_size()
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        kv = 2 * config.num_hidden_layers * config.num_key_value_heads * head * columns
-        bytes_read = (read + kv * n) * width
+        kv = 2 * config.num_hidden_layers * config.num_key_value_heads * head * keys
+        bytes_read = (read + kv) * width
         return max(bytes_read / limits["bytes_per_s"], 2 * read * tokens / limits["flops_per_s"])
 
     return k * of_pass(lm.draft, n) + of_pass(lm.model, n * (k + 1))
@@ -427,10 +440,16 @@ def collect(device: torch.device) -> None:
 # -- the table -----------------------------------------------------------------------------------
 
 
+COLUMNS = (
+    *("", "ms a step", "tokens/s", "× N=1 K=0", "of free"),
+    *("on", "ahead", "roofline ms", "share"),
+)
+"""Why steps were not recorded, where they were not, is in the JSON."""
+
+
 def case_table(measured: dict[str, Any], peers: dict[str, Any]) -> Table:
     table = Table(title="Steps")
-    columns = ("", "ms a step", "tokens/s", "× N=1 K=0", "of free", "ahead", "roofline ms", "share")
-    for column in columns:
+    for column in COLUMNS:
         table.add_column(column, justify="left" if not column else "right")
     for name, each in peers.items():
         table.add_row(name, milliseconds(each["seconds_per_token"]), f"{each['tokens_per_s']:.1f}")
@@ -441,6 +460,7 @@ def case_table(measured: dict[str, Any], peers: dict[str, Any]) -> Table:
             f"{each['tokens_per_s']:.1f}",
             ratio_of(each, "over_own_autoregressive"),
             ratio_of(each, "of_free"),
+            ", ".join(where.split(":")[0] for where in each["steps_on"]) or "host",
             f"{each['steps_ahead']} of {each['all_steps']}",
             f"{1e3 * each['roofline_seconds']:.2f}",
             f"{each['share_of_roofline']:.0%}",

@@ -5,10 +5,12 @@ Whatever comes of it, results are to the last bit those of blocks that wait for 
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
 import pytest
+import recording
 import torch
 from exactness import assert_unbiased, score
 from support import Score, exact, request, results, untimed
@@ -21,6 +23,7 @@ from guided_smc.engine import Engine
 from guided_smc.errors import OutOfPagesError
 from guided_smc.grammars.finishing import within
 from guided_smc.models import fixed
+from guided_smc.models.capture import Capture
 from guided_smc.models.fixed import FixedPasses
 from guided_smc.results import ResultEvent
 
@@ -185,6 +188,33 @@ def test_masks_of_the_host_hide_no_tokens_that_are_left(monkeypatch):
     )
     (found,), _ = run([made], "graphs")
     assert ahead([found]) == (found.usage.target_passes - 1, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_recorded_and_replayed_gives_the_same(kind, monkeypatch):
+    """Windows grow into other buckets of columns on the way, and pools beyond their pages."""
+    monkeypatch.setattr(fixed, "COLUMNS", (16, 32, 64))
+    plain, _ = run(requests(6, **KINDS[kind]), "graphs", max_rows=8)
+    monkeypatch.setattr(Capture, "run", recording.run)
+    found, engine = run(requests(6, **KINDS[kind]), "graphs", max_rows=8)
+    assert [told(r) for r in found] == [told(r) for r in plain]
+    draws, *_ = engine._proposer.captured.captures
+    assert sum(draws.calls.values()) > len(draws._graphs) > 0
+
+
+def test_a_device_that_is_wrong_now_and_then_leaves_no_trace_in_windows(monkeypatch):
+    """What it has moved where nobody goes on from is read from the pages again."""
+    long = {"max_tokens": 30, "block_size": 2, "n_particles": 4, "ess_threshold": 1.0}
+    expected = in_turn(requests(5, **long), monkeypatch)
+    count = itertools.count()
+
+    def somebody_else(self, state):
+        state.source.fill_(next(count) % 2)
+
+    monkeypatch.setattr(Weights, "resample", somebody_else)
+    found, _ = run(requests(5, **long), "graphs", max_rows=24)
+    assert [told(r) for r in found] == expected
+    assert ahead(found)[1] > 3
 
 
 def test_without_a_draft_the_target_begins(monkeypatch):

@@ -66,6 +66,8 @@ class Wrapper:
         assert paged_kv_last_page_len.min() >= 1 and paged_kv_last_page_len.max() <= page_size
         self.bounds = [x.tolist() for x in bounds]
         self.heads, self.page_size = (num_qo_heads, num_kv_heads, head_dim_qk), page_size
+        # Kernels are chosen at the first plan, and those without a mask do not take one later.
+        assert (custom_mask is None) == (getattr(self, "mask", custom_mask) is None)
         self.mask, self.causal, self.window_left = custom_mask, causal, window_left
         self.scale = head_dim_qk**-0.5 if sm_scale is None else sm_scale
         self.softcap, self.dtypes = logits_soft_cap or 0.0, (q_data_type, kv_data_type)

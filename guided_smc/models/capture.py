@@ -73,11 +73,16 @@ class Capture:
 
     def clear(self) -> None:
         """Forget all graphs: something has moved."""
-        if self._graphs:
+        if self._graphs and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # one of them may be running
         self._graphs.clear()
         self.calls.clear()
         self._pool = None
+
+    @staticmethod
+    def _restore(changing: Sequence[torch.Tensor], saved: Sequence[torch.Tensor]) -> None:
+        for tensor, before in zip(changing, saved, strict=True):
+            tensor.copy_(before)
 
     def _record(
         self, function: Callable[[], None], changing: Sequence[torch.Tensor]
@@ -92,8 +97,7 @@ class Capture:
             function()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         torch.cuda.synchronize(self.device)
-        for tensor, before in zip(changing, saved, strict=True):
-            tensor.copy_(before)
+        self._restore(changing, saved)
         graph = torch.cuda.CUDAGraph()
         try:
             # Results leave the graphs' memory before the next replay, so that all may share it.

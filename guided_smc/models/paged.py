@@ -195,7 +195,10 @@ class FlashInferLevels(PagedAttention):
         style: Style,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `PagedAttention.level`."""
-        key = (query.device, level.causal, style.scaling, style.sliding, style.softcap)
+        mask = None if level.causal else plan.prompt_mask(style.sliding)
+        # A wrapper keeps the kernels that it chose for its first plan, and not all take a mask.
+        masked = mask is not None
+        key = (query.device, level.causal, masked, style.scaling, style.sliding, style.softcap)
         if key not in self._wrappers:
             self._wrappers[key] = self._flashinfer.BatchPrefillWithPagedKVCacheWrapper(
                 self._workspace(query.device), "HND"
@@ -203,7 +206,7 @@ class FlashInferLevels(PagedAttention):
         if self._planned.get(key) is not plan:
             if key in self._sent:
                 self._sent[key].synchronize()
-            self._plan(self._wrappers[key], plan, level, query, keys, style)
+            self._plan(self._wrappers[key], level, mask, query, keys, style)
             self._planned[key] = plan
             if query.is_cuda:
                 self._sent[key] = torch.cuda.Event()
@@ -232,17 +235,15 @@ class FlashInferLevels(PagedAttention):
     def _plan(
         self,
         wrapper: Any,
-        plan: CascadePlan,
         level: Level,
+        mask: torch.Tensor | None,
         query: torch.Tensor,
         keys: torch.Tensor,
         style: Style,
     ) -> None:
-        mask, window = None, -1
-        if level.causal:
-            window = -1 if style.sliding is None else style.sliding - 1
-        else:
-            mask = plan.prompt_mask(style.sliding)
+        window = -1
+        if level.causal and style.sliding is not None:
+            window = style.sliding - 1
         bounds = (level.qo_indptr, level.indptr, level.indices, level.last_page_len)
         if mask is not None:
             # It is packed on the device, which takes the bounds there.
