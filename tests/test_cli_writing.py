@@ -23,7 +23,7 @@ from rich.console import Console
 from guided_smc import LM, Potential, TableModel, Vocabulary
 from guided_smc.cli.common import State
 from guided_smc.cli.interrupts import Interrupted, Interrupts
-from guided_smc.cli.progress import Tally, summary
+from guided_smc.cli.progress import Tally, failures, summary
 from guided_smc.cli.reading import PromptSource
 from guided_smc.cli.records import encode
 from guided_smc.cli.running import READER_GONE, Run
@@ -429,7 +429,28 @@ def test_lines_that_fail_are_recorded_among_the_others(tmp_path, capfd):
     assert records[1]["error"]["potential"] == "fussy"
     assert records[1]["error"]["text"] in records[1]["error"]["message"]
     assert tally.errors == {"PotentialError": 1, "PromptError": 1}
-    assert "1 PromptError, 1 PotentialError" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "1 PromptError, 1 PotentialError" in said
+    for record in (r for r in records if "error" in r):
+        error = record["error"]
+        assert f"{error['type']} in 1 line (line {error['line']}): " in said
+    assert said.count("--retry-errors") == 1
+
+
+def test_of_what_fails_the_first_line_of_each_type_is_told_and_what_failed_before_is_counted():
+    tally = Tally(kept=4, kept_errors=2)
+    for kind, line, message in (
+        ("PotentialError", 3, "raised\nKeyError"),
+        ("PromptError", 4, "line 4: no JSON"),
+        ("PotentialError", 2, "x" * 1000),
+    ):
+        tally.add_error({"type": kind, "line": line, "message": message})
+    first, second, before = failures(tally)
+    assert first.startswith("PotentialError in 2 lines, the first of them (line 2): xxx")
+    assert first.endswith("(the whole of it is in the record)") and len(first) < 700
+    assert second == "PromptError in 1 line (line 4): no JSON"
+    assert before == "2 lines failed in an earlier run; their records say why"
+    assert failures(Tally(kept=3)) == []
 
 
 def test_a_disk_that_fills_up_stops_the_run_and_keeps_what_was_done(tmp_path, capfd):

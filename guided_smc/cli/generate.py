@@ -80,7 +80,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 @rows_option
 @model_options
 @tp_plan_option
-@click.option("--quiet", is_flag=True, help="No progress, notices or summary.")
+@click.option("--quiet", is_flag=True, help="No progress, notices or summary; errors still.")
 @debug_option
 @click.pass_obj
 def generate(state: State, /, **given: Any) -> int:
@@ -130,7 +130,9 @@ def generate(state: State, /, **given: Any) -> int:
     the file is sorted when the run ends. On standard output finished records wait for earlier ones
     (when the run is interrupted they come out at once).
 
-    On a terminal a progress bar moves on standard error, unless the records appear there too.
+    Behind the run, standard error says for each type of error how many lines failed, and why the
+    first of them did, with --quiet too. On a terminal a progress bar moves there, unless the
+    records appear there too.
 
     --resume keeps the records that are there, those with an error too, and drops a torn last line.
     It refuses when the prompts or the settings have changed. --retry-errors runs failed lines
@@ -139,7 +141,7 @@ def generate(state: State, /, **given: Any) -> int:
     \b
     Exit codes:
       0    every record of the output is fine
-      1    some lines failed (their records say why), or the run broke off (a message says why)
+      1    some lines failed, or the run broke off (a message says why)
       2    wrong usage or set-up; nothing ran
       130  Ctrl-C, 143 SIGTERM: what had finished is in the output, and --resume continues
       141  the reader of the output went away
@@ -251,6 +253,7 @@ def _run(job: Job, state: State) -> int:
         max_rows=given["batch_rows"],
         total=total,
         quiet=given["quiet"],
+        silent=given.get("silent", False),
     )
 
 
@@ -329,7 +332,7 @@ def _one_of_several(given: dict[str, Any], source: PromptSource, base: Options) 
         )
     if is_first():
         return given
-    return {**given, "output": os.devnull, "overwrite": False, "quiet": True}
+    return {**given, "output": os.devnull, "overwrite": False, "quiet": True, "silent": True}
 
 
 def _refuse_same_file(source: PromptSource, output: str) -> None:

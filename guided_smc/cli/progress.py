@@ -29,6 +29,9 @@ from guided_smc.results import Result, Step
 _PATIENCE_S = 2.0
 """After so long the display says who is at work."""
 
+_LONGEST = 500
+"""Characters of an error's message that are shown: a reward's holds the text that it was given."""
+
 
 class Tally:
     """What has happened so far in this run.
@@ -38,6 +41,7 @@ class Tally:
         kept_errors: How many of those hold an error.
         valid: Prompts done without an error.
         errors: Prompts done with an error, by its type.
+        first_errors: Of each type that of the first line, as the line's record has it.
         restarts: Starts over, all prompts.
         warned: Prompts with warnings.
         returned_tokens: Tokens of the answers.
@@ -50,6 +54,7 @@ class Tally:
         self.kept_errors = kept_errors
         self.valid = 0
         self.errors: Counter[str] = Counter()
+        self.first_errors: dict[str, dict[str, Any]] = {}
         self.restarts = 0
         self.warned = 0
         self.returned_tokens = 0
@@ -103,14 +108,18 @@ class Tally:
         if math.isfinite(result.log_evidence):
             self._log_evidences.append(result.log_evidence)
         if "error" in record:
-            self.add_error(record["error"]["type"])
+            self.add_error(record["error"])
         else:
             self.valid += 1
         self.elapsed = time.perf_counter() - self._started
 
-    def add_error(self, kind: str) -> None:
-        """A prompt that failed."""
+    def add_error(self, error: dict[str, Any]) -> None:
+        """A prompt that failed, with the error of its record."""
+        kind = error["type"]
         self.errors[kind] += 1
+        first = self.first_errors.setdefault(kind, error)
+        if error["line"] < first["line"]:  # lines do not finish in their order
+            self.first_errors[kind] = error
         self.elapsed = time.perf_counter() - self._started
 
     def per_second(self, count: int) -> str:
@@ -222,6 +231,23 @@ def summary(tally: Tally) -> Table:
     phases = ", ".join(f"{phase} {s:.1f}" for phase, s in tally.seconds.most_common())
     table.add_row("seconds", f"{tally.elapsed:.1f}" + (f" ({phases})" if phases else ""))
     return table
+
+
+def failures(tally: Tally) -> list[str]:
+    """What failed: a line for each type of error."""
+    said = []
+    for kind, count in tally.errors.most_common():
+        first = tally.first_errors[kind]
+        where = f"line {first['line']}"
+        message = " ".join(first["message"].removeprefix(f"{where}: ").split())
+        if len(message) > _LONGEST:
+            message = message[:_LONGEST] + "... (the whole of it is in the record)"
+        lines = "1 line" if count == 1 else f"{count} lines, the first of them"
+        said.append(f"{kind} in {lines} ({where}): {message}")
+    if tally.kept_errors:
+        lines = "1 line" if tally.kept_errors == 1 else f"{tally.kept_errors} lines"
+        said.append(f"{lines} failed in an earlier run; their records say why")
+    return said
 
 
 def _count(tally: Tally) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from guided_smc.cli.common import State, show_traceback
+from guided_smc.cli.common import State, say_error, show_traceback
 from guided_smc.cli.interrupts import Interrupted
-from guided_smc.cli.progress import Display, Tally, summary
+from guided_smc.cli.progress import Display, Tally, failures, summary
 from guided_smc.cli.reading import PromptLine
 from guided_smc.cli.records import error_record, result_record
 from guided_smc.cli.writing import FileOutput, Output, StreamOutput
@@ -66,6 +66,7 @@ class Run:
         max_rows: int,
         total: int | None,
         quiet: bool,
+        silent: bool = False,
     ) -> int:
         """Run to the end and return the exit code.
 
@@ -76,6 +77,7 @@ class Run:
             max_rows: Most particles at once.
             total: Prompts in all, if known.
             quiet: No progress, no summary.
+            silent: Not even what failed: another process says it.
         """
         console = Console(stderr=True, markup=False, emoji=False, highlight=False)
         # Between records on the same terminal a bar would be torn to pieces.
@@ -105,6 +107,8 @@ class Run:
             return code
         if not quiet:
             console.print(summary(self._tally))
+        if not silent:
+            self._say_failures()
         return (1 if self._tally.failed else 0) if code is None else code
 
     def _events(
@@ -168,7 +172,7 @@ class Run:
         record = error_record(line, error, self._fingerprint(line), seed=seed)
         with held():
             self._write(line.index, record)
-            self._tally.add_error(type(error).__name__)
+            self._tally.add_error(record["error"])
 
     def _write(self, index: int, record: dict[str, Any]) -> None:
         try:
@@ -198,6 +202,23 @@ class Run:
         except Interrupted as interrupted:
             return interrupted.exit_code
         return code
+
+    def _say_failures(self) -> None:
+        said = failures(self._tally)
+        for line in said:
+            say_error(line)
+        if said and isinstance(self._output, FileOutput):
+            click.echo(
+                "Once the cause is mended, the same command with --resume --retry-errors runs "
+                "failed lines again.",
+                err=True,
+            )
+        elif said:
+            click.echo(
+                "With records in a file (-o FILE), --resume --retry-errors could run failed lines "
+                "again.",
+                err=True,
+            )
 
     def _where_it_stands(self, total: int | None) -> str:
         done = self._tally.kept + self._tally.done
