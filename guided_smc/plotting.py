@@ -24,18 +24,29 @@ _LABEL_WIDTH, _LABEL_HEIGHT = 18.0, 8.0
 """Room for a label, in points (1/72 inch)."""
 
 
+def require_matplotlib() -> None:
+    """Refuse to go on where nothing could be drawn.
+
+    Raises:
+        OptionError: matplotlib is missing.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise OptionError(
+            "a plot needs matplotlib: pip install matplotlib, or 'guided-smc[plot]'"
+        ) from None
+
+
 def draw_frontier(sweep: Sweep, path: str | Path) -> None:
     """Mean reward over KL, with two standard errors, as PNG, SVG or PDF.
 
     Raises:
         OptionError: matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise OptionError(
-            "a plot needs matplotlib: pip install matplotlib, or 'guided-smc[plot]'"
-        ) from None
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
     labels: list[tuple[str, float, float, str]] = []

@@ -7,13 +7,16 @@ import json
 import math
 import sys
 
+import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from exactness import LANGUAGE, TARGET
 from support import VOCABULARY
 from test_tilts import masked_law, moments, truth, value
 
 from guided_smc import LM
+from guided_smc.cli.main import cli
 from guided_smc.errors import GuidedSMCError, OptionError, PotentialError
 from guided_smc.sweep import best_of, soft_best_of
 
@@ -136,6 +139,20 @@ def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(OptionError, match="pip install matplotlib"):
         found.save(tmp_path / "f.png")
+
+
+def test_a_plot_that_cannot_be_drawn_is_told_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("a\n")
+    command = ["sweep", str(prompts), "--model", "./nowhere", "--reward", "length:5"]
+    with pytest.raises(click.UsageError, match=r"f\.svg: a plot needs .*'guided-smc\[plot\]'"):
+        CliRunner().invoke(
+            cli,
+            [*command, "-o", "f.json", "-o", str(tmp_path / "f.svg")],
+            standalone_mode=False,
+            catch_exceptions=False,
+        )
 
 
 @pytest.mark.parametrize(

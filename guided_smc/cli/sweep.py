@@ -84,7 +84,8 @@ class _Betas(click.ParamType):
     "--output",
     "outputs",
     multiple=True,
-    help="Also write a file: .json, or a plot as .png, .svg or .pdf. Repeatable.",
+    help="Also write a file: .json, or a plot as .png, .svg or .pdf, which needs "
+    "'guided-smc[plot]'. Repeatable.",
 )
 @sampling_options(*_OWN)
 @chat_option
@@ -129,6 +130,14 @@ def sweep(**given: Any) -> int:
             raise click.UsageError(f"--output {path} must end in {', '.join(_SUFFIXES)}")
         if not Path(path).absolute().parent.is_dir():
             raise click.UsageError(f"--output {path}: there is no such folder")
+    plots = [path for path in given["outputs"] if Path(path).suffix.lower() != ".json"]
+    if plots:
+        from guided_smc.plotting import require_matplotlib
+
+        try:
+            require_matplotlib()
+        except OptionError as error:
+            raise click.UsageError(f"--output {plots[0]}: {error}") from None
     try:
         options = make_options(
             n_particles=given["n_particles"],
