@@ -30,8 +30,7 @@ import torch
 from guided_smc.blocks import Batch, Block, Phases
 from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.models.base import LanguageModel, LimitedSession
-from guided_smc.models.budget import Budget, Need
-from guided_smc.models.pages import PAGE
+from guided_smc.models.budget import PAGE, Budget, Need
 from guided_smc.options import StepOn
 from guided_smc.outcome import result
 from guided_smc.population import Closed, Population, Status

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -14,12 +15,15 @@ from test_transformers_models import VOCABULARY, Ids, build
 
 import guided_smc
 from guided_smc.cli.main import cli
+from guided_smc.cli.reading import PromptSource
+from guided_smc.cli.sampling import refuse_no_room
 from guided_smc.engine import Engine
 from guided_smc.errors import ModelError, OptionError, OutOfPagesError
 from guided_smc.models import budget as budgets
-from guided_smc.models.budget import Budget, Need
-from guided_smc.models.pages import PAGE, NoMemoryError, PageTable, Pool
+from guided_smc.models.budget import PAGE, Budget, Need
+from guided_smc.models.pages import NoMemoryError, PageTable, Pool
 from guided_smc.models.transformers import TransformersModel
+from guided_smc.options import make_options
 from guided_smc.results import ErrorEvent, ResultEvent
 
 PROMPTS = [[1 + i % 30] * (3 + 7 * i) for i in range(8)]
@@ -73,7 +77,7 @@ def test_what_would_fit_is_said_and_does():
         over = {name: n + 1 for name, n in settings.items()}
         with pytest.raises(OutOfPagesError):
             lm.request([1] * 20, **over)
-    with pytest.raises(OutOfPagesError, match="the prompt alone is too long; or set"):
+    with pytest.raises(OutOfPagesError, match="a shorter prompt could fit, or set"):
         limited(2 * PAGE).request([1] * 100, max_tokens=4)
 
 
@@ -213,7 +217,7 @@ def test_what_would_fit_fits_with_windows_too(prompt, rows, tokens):
     budget = Budget.of(640, "model", in_place_from=64)
     with pytest.raises(OutOfPagesError) as caught:
         budget.require(Need.of(prompt, rows, tokens))
-    ways = re.findall(r"(\d+) particles with max_tokens=(\d+)", caught.value.allows)
+    ways = re.findall(r"(\d+) particles? with max_tokens=(\d+)", caught.value.allows)
     assert ways
     for n, cap in ways:
         need = Need.of(prompt, int(n), int(cap))
@@ -233,6 +237,51 @@ def test_the_command_takes_a_budget_and_records_what_does_not_fit(folder, tmp_pa
     types = [record.get("error", {}).get("type") for record in records]
     assert types == [None, "OutOfPagesError", None]
     assert "max_total_tokens=48): 2 particles with max_tokens=4" in records[1]["error"]["message"]
-    command += ["--max-total-tokens", "3"]
     with pytest.raises(OptionError, match="max_total_tokens must be a whole number from 16"):
-        CliRunner().invoke(cli, command, standalone_mode=False, catch_exceptions=False)
+        guided_smc.load(str(folder), max_total_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("generate p.txt --max-total-tokens 3", r"'--max-total-tokens': 3 is not in .* x>=16"),
+        (
+            "generate p.jsonl --max-total-tokens 32 --max-tokens 64",
+            "room for no prompt: .* 8 particles with --max-tokens 64 may need 640 tokens of K/V; "
+            "1 particle with max_tokens=31 would fit",
+        ),
+        ("generate - --format txt --max-total-tokens 32 --max-tokens 64", "room for no prompt"),
+        (
+            "sweep p.txt --reward length:5 --max-total-tokens 32 --n-particles 2 --max-tokens 20",
+            "1 particle with max_tokens=20 or 2 particles with max_tokens=15 would fit",
+        ),
+        ("tune ./nowhere --particles 1,4 --max-total-tokens 100", "4 particles with --max-tokens"),
+    ],
+)
+def test_a_budget_for_no_prompt_at_all_is_refused_before_anything_runs(
+    command, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.txt").write_text("Hi\n")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "Hi", "max_tokens": 100}\n{"prompt": "Hi"}\n{')
+    with pytest.raises(click.UsageError) as refused:
+        CliRunner().invoke(cli, command.split(), standalone_mode=False, catch_exceptions=False)
+    assert re.search(message, refused.value.format_message())
+
+
+def test_a_budget_for_one_line_of_a_file_is_not_refused(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b", "max_tokens": 9, "n_particles": 1}\n')
+    base = make_options(max_tokens=500)
+    asked = PromptSource(str(path)).options(base)
+    refuse_no_room(32, asked)
+    refuse_no_room(16, [])
+    with pytest.raises(click.UsageError, match="room for no prompt"):
+        refuse_no_room(32, [base])
+
+
+def test_where_less_of_everything_would_fit_it_is_said():
+    budget = Budget.of(48, "model")
+    with pytest.raises(OutOfPagesError, match=r": 1 particle with max_tokens=15 would fit, or set"):
+        budget.require(Need.of(32, rows=8, max_tokens=64))
+    budget.require(Need.of(32, rows=1, max_tokens=15))

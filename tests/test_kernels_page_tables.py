@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from guided_smc.kernels.page_tables import resample_pages, resample_pages_reference
-from guided_smc.models.pages import PAGE, PageTable
+from guided_smc.models.budget import PAGE
+from guided_smc.models.pages import PageTable
 
 
 @pytest.fixture(params=["reference", "kernel"])

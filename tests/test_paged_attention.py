@@ -29,8 +29,9 @@ from test_transformers_models import (
 import guided_smc
 from guided_smc.models import paged
 from guided_smc.models.attention import Style
+from guided_smc.models.budget import PAGE
 from guided_smc.models.paged import FlashInferLevels, TorchLevels, paged_attention
-from guided_smc.models.pages import PAGE, PageTable, Pool
+from guided_smc.models.pages import PageTable, Pool
 from guided_smc.models.plans import plan_cascade
 
 PAGED = ["llama", "mistral with a window", "gemma2 with softcap", "gpt_oss with sinks", "gemma3"]

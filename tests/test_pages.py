@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guided_smc.models.pages import PAGE, PageTable, Pool
+from guided_smc.models.budget import PAGE
+from guided_smc.models.pages import PageTable, Pool
 
 STEPS = st.lists(
     st.one_of(

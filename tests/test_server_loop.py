@@ -12,8 +12,7 @@ from tiny_models import tiny_config, tiny_tokenizer
 from guided_smc import TableModel
 from guided_smc.engine import Engine
 from guided_smc.errors import OutOfPagesError, PotentialError
-from guided_smc.models.budget import Budget
-from guided_smc.models.pages import PAGE
+from guided_smc.models.budget import PAGE, Budget
 from guided_smc.models.tokenization import vocabulary_from_tokenizer
 from guided_smc.models.transformers import TransformersModel
 from guided_smc.results import Result, ResultEvent

@@ -13,7 +13,7 @@ import transformers
 
 import guided_smc
 from guided_smc.models import particles
-from guided_smc.models.pages import PAGE
+from guided_smc.models.budget import PAGE
 from guided_smc.models.transformers import TransformersModel
 from guided_smc.vocabulary import Vocabulary
 

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from guided_smc.models.budget import PAGE
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -71,7 +73,7 @@ def model_options(command: Command) -> Command:
             ),
             click.option(
                 "--max-total-tokens",
-                type=click.IntRange(min=1),
+                type=click.IntRange(min=PAGE),
                 help="Most tokens whose K/V is held at once; prompts that do not fit yet wait.",
             ),
             click.option(

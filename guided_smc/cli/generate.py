@@ -34,7 +34,7 @@ from guided_smc.cli.referents import (
     load_language,
     load_tilt,
 )
-from guided_smc.cli.sampling import SAMPLING, sampling_options, with_flags
+from guided_smc.cli.sampling import SAMPLING, refuse_no_room, sampling_options, with_flags
 from guided_smc.cli.writing import Done, open_output
 from guided_smc.errors import OptionError
 from guided_smc.options import (
@@ -190,6 +190,7 @@ def _check(**given: Any) -> Job:
     load = load_arguments(given)
     source = PromptSource(given["prompts"], given["fmt"])
     _refuse_same_file(source, given["output"])
+    refuse_no_room(load["max_total_tokens"], source.options(base))
     if given["tp_plan"] is not None:
         given = _one_of_several(given, source, base)
 

@@ -99,9 +99,12 @@ class PromptSource:
         Raises:
             click.ClickException: The file is in UTF-16, or reading fails on the way.
         """
+        return self._lines(self._file, base)
+
+    def _lines(self, file: BinaryIO, base: Options) -> Iterator[PromptLine | None]:
         fmt = self._format
         index = 0
-        for numbered in self._numbered(self._file):
+        for numbered in self._numbered(file):
             if numbered is None:
                 yield None
                 continue
@@ -118,6 +121,21 @@ class PromptSource:
             for numbered in self._numbered(file):
                 assert numbered is not None
                 yield _digest(numbered[1])
+
+    def options(self, base: Options) -> Iterator[Options]:
+        """Those of each prompt that can run; none where only reading the prompts would show them.
+
+        Args:
+            base: Options that a line may override.
+        """
+        if self._path is None or not self.rereadable:
+            if self._format == "txt":  # where no line has any of its own
+                yield base
+            return
+        with self._path.open("rb") as file:
+            for line in self._lines(file, base):
+                if line is not None and line.options is not None:
+                    yield line.options
 
     def count(self) -> int | None:
         """How many prompts there are; None where that shows only by reading them."""

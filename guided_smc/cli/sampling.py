@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, get_args
 
 import click
 
+from guided_smc.errors import OutOfPagesError
+from guided_smc.models.budget import PAGE, Budget, Need, particles
 from guided_smc.options import BlockSize, Method, Options, ResamplingScheme, Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -80,6 +82,37 @@ def sampling_options(*without: str) -> Callable[[Command], Command]:
         return command
 
     return add
+
+
+def refuse_no_room(max_total_tokens: int | None, asked: Iterable[Options]) -> None:
+    """Refuse a budget into which none of these fits, however short its prompt.
+
+    Args:
+        max_total_tokens: As given.
+        asked: The options of each prompt; nothing is refused where there are none.
+
+    Raises:
+        click.UsageError: None of them does.
+    """
+    if max_total_tokens is None:
+        return
+    budget = Budget.of(max_total_tokens, "the model")
+    least: Need | None = None
+    for options in asked:
+        need = Need.of(1, options.particle_range[1], options.max_tokens)
+        if budget.holds([need]):
+            return
+        least = need if least is None or need.pages < least.pages else least
+    if least is None:
+        return
+    try:
+        budget.require(least)
+    except OutOfPagesError as error:
+        raise click.UsageError(
+            f"--max-total-tokens {max_total_tokens} has room for no prompt: behind one of a single "
+            f"token, {particles(least.rows)} with --max-tokens {least.tail - 1} may need "
+            f"{error.needed * PAGE} tokens of K/V; {error.allows}"
+        ) from None
 
 
 def with_flags(message: str) -> str:

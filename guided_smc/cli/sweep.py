@@ -22,7 +22,7 @@ from guided_smc.cli.common import (
 from guided_smc.cli.interrupts import Interrupted, Interrupts
 from guided_smc.cli.reading import read_prompts
 from guided_smc.cli.referents import load_arguments, load_language, load_tilt
-from guided_smc.cli.sampling import SAMPLING, sampling_options, with_flags
+from guided_smc.cli.sampling import SAMPLING, refuse_no_room, sampling_options, with_flags
 from guided_smc.errors import OptionError
 from guided_smc.options import make_options
 
@@ -163,6 +163,8 @@ def sweep(**given: Any) -> int:
                 raise click.UsageError(
                     f"{given['prompts']}, line {line.number}: {name} is the sweep's own"
                 )
+
+    refuse_no_room(load["max_total_tokens"], (line.options for line in lines))
 
     from rich.console import Console
 

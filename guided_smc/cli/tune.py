@@ -20,6 +20,7 @@ from guided_smc.cli.common import (
 from guided_smc.cli.interrupts import Interrupted, Interrupts
 from guided_smc.cli.reading import read_prompts
 from guided_smc.cli.referents import load_arguments, load_language
+from guided_smc.cli.sampling import refuse_no_room
 from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.options import BlockSize, make_options
 
@@ -133,6 +134,8 @@ def tune(**given: Any) -> int:
     except OptionError as error:
         raise click.UsageError(str(error)) from None
     load = load_arguments(given)
+    widest = make_options(options, n_particles=max(given["particles"]))
+    refuse_no_room(load["max_total_tokens"], [widest])
     language = load_language(given)
     path = given["prompts"]
     prompts = [line.prompt for line in read_prompts(path, make_options())] if path else []

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from guided_smc.errors import OptionError, OutOfPagesError
-from guided_smc.models.pages import PAGE
+
+if TYPE_CHECKING:
+    import torch
+
+PAGE = 16
+"""Tokens in a page. Here and not with the pages, so that a budget is checked without torch."""
 
 
 @dataclass(frozen=True)
@@ -113,19 +116,27 @@ class Budget:
             while rows > 0 and not self.holds([replace(need, rows=rows)]):
                 rows -= 1
         needed = self.size([need])
-        fits = [f"{rows} particles with max_tokens={need.tail - 1}"] if rows > 0 else []
+        fits = [f"{particles(rows)} with max_tokens={need.tail - 1}"] if rows > 0 else []
         if tail > 1:
-            fits.append(f"{need.rows} particles with max_tokens={tail - 1}")
-        would = f"{' or '.join(fits)} would fit" if fits else "the prompt alone is too long"
+            fits.append(f"{particles(need.rows)} with max_tokens={tail - 1}")
+        if not fits and left > 0:
+            fits.append(f"{particles(1)} with max_tokens={left * PAGE - 1}")
+        would = f"{' or '.join(fits)} would fit" if fits else "a shorter prompt could fit"
+        tokens = f"{need.prompt + 1} token{'s' if need.prompt else ''}"
         raise OutOfPagesError(
-            f"{need.rows} particles with max_tokens={need.tail - 1} behind a prompt of "
-            f"{need.prompt + 1} tokens may need {needed} pages of {PAGE} tokens of K/V, and "
-            f"{self.name} may hold {self.pages} (max_total_tokens={self.tokens}): {would}; or "
+            f"{particles(need.rows)} with max_tokens={need.tail - 1} behind a prompt of {tokens} "
+            f"may need {needed} pages of {PAGE} tokens of K/V, and "
+            f"{self.name} may hold {self.pages} (max_total_tokens={self.tokens}): {would}, or "
             f"set max_total_tokens={needed * PAGE}",
             needed=needed,
             fit=self.pages,
             allows=would,
         )
+
+
+def particles(n: int) -> str:
+    """So many of them, in words."""
+    return f"{n} particle{'s' if n != 1 else ''}"
 
 
 def pages_of(tokens: int) -> int:
@@ -180,6 +191,8 @@ def free_bytes(device: torch.device) -> int:
     """Bytes that can still be had on a CUDA device; 0 where that is not known."""
     if device.type != "cuda":
         return 0
+    import torch
+
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free + unused)

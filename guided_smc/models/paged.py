@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from guided_smc.models.attention import Style
+from guided_smc.models.budget import PAGE
 from guided_smc.models.checks import first_line
-from guided_smc.models.pages import PAGE, Pool
+from guided_smc.models.pages import Pool
 from guided_smc.models.plans import CascadePlan, Level
 
 HEAD_DIMS = (64, 128, 256)

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-PAGE = 16
-"""Tokens in a page."""
+from guided_smc.models.budget import PAGE
 
 _NONE = -1
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from guided_smc.models.pages import PAGE, PageTable
+from guided_smc.models.budget import PAGE
+from guided_smc.models.pages import PageTable
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from guided_smc.errors import (
     PromptError,
     UnsupportedConstraintError,
 )
-from guided_smc.models.pages import PAGE
+from guided_smc.models.budget import PAGE
 
 LIKE_OPTIONS = (
     *("n_particles", "block_size", "ess_threshold", "resampling", "power", "method", "target_ess"),

@@ -16,7 +16,7 @@ from pydantic_settings import (
 )
 
 from guided_smc.errors import OptionError
-from guided_smc.models.pages import PAGE
+from guided_smc.models.budget import PAGE
 
 PREFIX = "GUIDED_SMC_"
 
