@@ -47,6 +47,10 @@ def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path, monk
     [
         ({"max_rows": 0}, "max_rows: Input should be greater than 0"),
         ({"beams": 3}, "there is no setting 'beams'"),
+        (
+            {"max_total_tokens": 16},
+            "max_total_tokens is 16, and one particle with max_tokens=256 .* may need 272: ",
+        ),
         ({"n_particles": 64}, "n_particles is 64, more than max_particles=32"),
         ({"api_keys": [""]}, "an empty key would let everybody in"),
         ({"config": "nowhere.toml"}, "there is no configuration file nowhere.toml"),

@@ -16,7 +16,7 @@ from pydantic_settings import (
 )
 
 from guided_smc.errors import OptionError
-from guided_smc.models.budget import PAGE
+from guided_smc.models.budget import PAGE, Budget, Need
 
 PREFIX = "GUIDED_SMC_"
 
@@ -93,6 +93,14 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"n_particles is {self.n_particles}, more than max_particles={self.max_particles}: "
                 "requests that do not say would be refused"
+            )
+        least = Need.of(1, 1, self.max_tokens)
+        if not Budget.of(self.max_total_tokens, "the server").holds([least]):
+            raise ValueError(
+                f"max_total_tokens is {self.max_total_tokens}, and one particle with "
+                f"max_tokens={self.max_tokens} behind a prompt of one token may need "
+                f"{least.pages * PAGE}: requests that do not say max_tokens would be refused; "
+                "raise max_total_tokens or lower max_tokens"
             )
         return self
 
