@@ -6,7 +6,7 @@ explored once: places where the same bytes may follow, behind places where the s
 are taken for one (a *view*), and the shortest ways between views say where the end is likely to be
 (`_Map`). By that map the search goes greedily (`greedy`) and best first (`search`). What is found
 is a completion, though not always the shortest. Only a search that has tried everything can say
-that there is none: that takes a small alphabet.
+that there is none: that takes a small alphabet, or few texts (`none_within`).
 """
 
 from __future__ import annotations
@@ -293,6 +293,43 @@ class Completions:
                 count += 1
         found = sorted(ends, key=lambda data: (ends[data], len(data)))
         return Found(tuple(found), self.small and not queue)
+
+    def none_within(self, room: int | None, at_most: int) -> bool:
+        """Whether it is certain that no member takes so few tokens: all texts have been tried.
+
+        Args:
+            room: Tokens that a member may take; None for any, and for texts that none spell too.
+            at_most: Texts that are looked at, in every spelling, before nothing is certain.
+        """
+        places = [Reached(self.start(), b"", View(0, 0, False), (0,), (0,))]
+        count = 0
+        try:
+            while places:
+                place = places.pop()
+                spelt, fewest = (place.best, place.open), place.best[-1]
+                fits = room is None or (fewest is not None and fewest <= room)
+                if fits and place.state.accepting:
+                    return False
+                self._compiled.fill_masks([place.state], self._words)
+                for byte in _ranked(int.from_bytes(self._words.tobytes(), "little")):
+                    if room is not None:
+                        begun = place.spelt(byte, self.own)
+                        if begun is None or _fewest(*begun) > room:
+                            continue
+                        spelt = begun
+                    if self._viable is not None and not self._viable(place.state, byte):
+                        continue
+                    after = place.state.fork()
+                    if not after.advance(byte):
+                        continue
+                    count += 1
+                    if count > at_most:
+                        return False
+                    data = place.data + bytes([byte])
+                    places.append(Reached(after, data, place.view, *spelt))
+        except ConstraintError:  # beyond the limits
+            return False
+        return True
 
     def next(
         self, place: Reached, followed: Sequence[int], room: int | None = None

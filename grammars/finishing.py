@@ -82,7 +82,8 @@ def within(
         The compiled constraint, and what users should know of it if texts do not end in time.
 
     Raises:
-        ConstraintError: No member is as short as that.
+        ConstraintError: No member is as short as that, or there is none at all, as far as all can
+            be tried.
     """
     compiled = constraint.compile(vocabulary)
     if isinstance(compiled, Measured):
@@ -100,12 +101,22 @@ def within(
     if search.quick is not None and search.quick.tokens <= _enough(max_tokens):
         return Searching(compiled, search, max_tokens, (search.quick,)), ()
     if not search.first:
+        if search.none_within(None):
+            raise ConstraintError(
+                f"{constraint.name}: there is no text that it allows; look for what contradicts "
+                "itself in it"
+            )
         return compiled, (
             f"{constraint.name}: no text was found by looking ahead, so that nothing is known of "
             "how to end in time",
         )
     shortest = search.first[0].tokens
     if shortest > max_tokens:
+        if search.none_within(max_tokens):
+            raise ConstraintError(
+                f"{constraint.name}: max_tokens={max_tokens} is too small; the shortest text that "
+                f"was found has {shortest} tokens"
+            )
         return compiled, (
             f"{constraint.name}: the shortest text that was found has {shortest} tokens, more "
             f"than max_tokens={max_tokens}",

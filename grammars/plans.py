@@ -100,6 +100,10 @@ class Search:
         """Members, those with the fewest tokens first."""
         return self.plans(self.start, _FAR, (), self.members)
 
+    def none_within(self, room: int | None) -> bool:
+        """Whether it is certain that no member takes so few tokens; None is any number of them."""
+        return self.completions.none_within(room, _ALL)
+
     def after(self, text: Text, data: bytes) -> Text | None:
         """A text after more bytes; None if no member begins like this."""
         state = self.completions.after(text.state, data)

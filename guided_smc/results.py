@@ -287,10 +287,11 @@ class Result(Generic[T]):
                 todo = "raise max_tokens or n_particles"
             else:
                 what = "every particle reached weight 0"
+                alone = "the constraint may allow no text at all, " if self.constraint else ""
                 todo = (
-                    "raise n_particles, or check that something is left: potentials may forbid "
-                    "every text, and top_k, top_p or min_p every token that a constraint allows "
-                    "or a draft proposes"
+                    f"raise n_particles, or check that something is left: {alone}potentials may "
+                    "forbid every text, and top_k, top_p or min_p every token that a constraint "
+                    "allows or a draft proposes"
                 )
             told = "".join(f"; {warning}" for warning in self.warnings)
             raise IncompleteOutputError(

@@ -241,6 +241,28 @@ def test_an_unknown_hub_model_is_an_error_of_one_line(folder):
     assert not (folder / "out.jsonl").exists()
 
 
+@real_model
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "generate p.txt --schema person.json --max-tokens 2 -o out.jsonl",
+            "json_schema: --max-tokens=2 is too small; the shortest text that was found has ",
+        ),
+        (
+            "sweep p.txt --regex abcdefghijklmnop --reward length:5 --max-tokens 1",
+            "--max-tokens=1 is too small; the shortest text has ",
+        ),
+        ("generate p.txt --regex a(?=b)c -o out.jsonl", "there is no text that it allows; look"),
+    ],
+)
+def test_a_constraint_of_which_no_prompt_can_get_a_text_is_refused(folder, arguments, message):
+    done = call(arguments)
+    assert done.returncode == 2
+    assert message in done.stderr.decode().splitlines()[-1]
+    assert done.stdout == b"" and not (folder / "out.jsonl").exists()
+
+
 def test_debug_shows_the_traceback_before_the_line(folder):
     done = call("generate p.txt --max-tokens 0 --debug")
     *traceback, line = done.stderr.decode().splitlines()
@@ -330,7 +352,7 @@ def test_a_file_of_prompts_becomes_records_in_order_and_bad_lines_spoil_no_other
             {"prompt": "Invent a person.", "id": "a", "text": "mine"},
             '{"prompt": "bad"',
             {"messages": [{"role": "user", "content": "Who is Ann?"}], "select": "all"},
-            {"prompt": "Invent a person.", "max_tokens": 2, "max_restarts": 0},
+            {"prompt": "Invent a person.", "max_tokens": 6, "max_restarts": 0},
             "",
             {"prompt": "word " * 20_000},
             {"prompt": "x", "max_tokens": 0},
@@ -378,7 +400,7 @@ def test_a_file_of_prompts_becomes_records_in_order_and_bad_lines_spoil_no_other
     assert len(everyone["value"]) == len(everyone["text"]) == len(everyone["weights"])
     assert sum(everyone["weights"]) == pytest.approx(1)
     assert partial["finish_reason"] == "length"
-    assert partial["n_tokens"] == 2
+    assert partial["n_tokens"] == 6
     assert first["value"] is not None and partial["text"]
     assert partial["log_evidence"] is None
     assert "context" in too_long["error"]["message"]

@@ -14,6 +14,7 @@ from support import exact, request, results
 from guided_smc import LM, ConstraintError, TableModel, Vocabulary
 from guided_smc.engine import Engine
 from guided_smc.grammars import LarkText, choice, lark, predicate, regex
+from guided_smc.grammars.completing import Completions
 from guided_smc.grammars.finishing import Finishing, Searching, look_ahead, within
 from guided_smc.grammars.matching import every_byte
 from guided_smc.potentials import Intersection
@@ -138,7 +139,23 @@ def test_a_cap_below_the_shortest_text_is_an_error_where_that_is_known():
         LM(TARGET).generate([0], output_type=choice(["aaa", "aab"]), max_tokens=1)
 
 
-def test_a_cap_below_the_shortest_text_that_is_found_is_told():
+def test_a_cap_below_every_text_is_an_error_where_all_can_be_tried():
+    for make in (lark, LarkText):
+        with pytest.raises(ConstraintError, match=r"max_tokens=2 is too small.* has 3 tokens"):
+            LM(TARGET).generate([0], output_type=make('start: "aa" ("a" | "b")+'), max_tokens=2)
+
+
+def test_a_language_without_texts_is_an_error_where_all_can_be_tried():
+    for pattern in ("a(?=b)c", "(?=b)a+", "a(?=b)b(?<!b)"):
+        with pytest.raises(ConstraintError, match="there is no text that it allows"):
+            within(regex(pattern), VOCABULARY, 5)
+    within(regex("a(?=b)b"), VOCABULARY, 5)
+
+
+def test_a_cap_below_the_shortest_text_that_is_found_is_told_where_not_all_can_be_tried(
+    monkeypatch,
+):
+    monkeypatch.setattr(Completions, "none_within", lambda *_: False)
     _, notes = within(lark('start: "a" "a" "a"'), VOCABULARY, 2)
     assert notes == (
         "grammar: the shortest text that was found has 3 tokens, more than max_tokens=2",

@@ -375,9 +375,12 @@ def test_no_error_speaks_of_the_python_library_to_a_client(client, monkeypatch):
 
 
 def test_an_answer_that_is_cut_says_so_and_one_that_cannot_be_is_an_error(client):
-    cut = chat(client, guided_grammar='start: /[ab]+/ "END"', max_tokens=3, seed=1).json()
+    cut = chat(client, guided_grammar='start: /[a-z]+/ "THE END"', max_tokens=5, seed=1).json()
     assert cut["choices"][0]["finish_reason"] == "length"
     assert cut["choices"][0]["smc"]["log_evidence"] is None
+    never = chat(client, guided_grammar='start: /[ab]+/ "END"', max_tokens=3)
+    error = refused(never, 400, code="invalid_constraint", param="guided_grammar")
+    assert "max_tokens=3 is too small" in error["message"]
     banned = {str(b): -100 for b in range(256)}
     dead = chat(client, guided_regex="abc", logit_bias=banned, top_k=1)
     error = refused(dead, 422, code="failed")

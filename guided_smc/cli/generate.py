@@ -33,6 +33,7 @@ from guided_smc.cli.referents import (
     load_arguments,
     load_language,
     load_tilt,
+    refuse_impossible,
 )
 from guided_smc.cli.sampling import SAMPLING, refuse_no_room, sampling_options, with_flags
 from guided_smc.cli.writing import Done, open_output
@@ -234,6 +235,8 @@ def _run(job: Job, state: State) -> int:
         if not first and not kept:
             click.echo(f"Warning: {source.name} holds no prompts", err=True)
         lm = _load_model(job) if first and first[-1].error is None else None
+        if lm is not None:
+            refuse_impossible(lm, job.request["output_type"], source.options(job.base))
         try:
             output.begin()
         except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 import click
 from pydantic import BaseModel
 
+from guided_smc.cli.sampling import with_flags
 from guided_smc.errors import ConstraintError, OptionError
-from guided_smc.options import check_beta
+from guided_smc.options import Options, check_beta
 
 if TYPE_CHECKING:
+    from guided_smc.api import LM
     from guided_smc.grammars import Limits
     from guided_smc.potentials import Constraint
     from guided_smc.rewards import Reward
@@ -173,6 +175,30 @@ def load_language(given: dict[str, Any], limits: Limits | None = None) -> Langua
     folder = str(Path(given["grammar"]).parent)
     constraint = _made(lambda: lark(source, import_paths=[folder], limits=limits), what)
     return Language(option, constraint, {"schema": None, "grammar": source})
+
+
+def refuse_impossible(lm: LM, constraint: Constraint | None, asked: Iterable[Options]) -> None:
+    """Refuse a constraint of which no prompt can get a text, as far as that is known.
+
+    Args:
+        lm: The model.
+        constraint: As of `load_language`.
+        asked: The options of each prompt; nothing is refused where there are none.
+
+    Raises:
+        click.UsageError: All of its texts are too long for each of them, or there are none.
+    """
+    longest = max((options.max_tokens for options in asked), default=0)
+    if constraint is None or longest == 0:
+        return
+    from guided_smc.grammars.finishing import within
+    from guided_smc.grammars.sharing import refuse_disjoint
+
+    try:
+        refuse_disjoint(constraint)
+        within(constraint, lm.model.vocabulary, longest)
+    except ConstraintError as error:
+        raise click.UsageError(with_flags(str(error))) from None
 
 
 def _schema(reference: str, whitespace: Any, limits: Limits | None) -> tuple[Constraint, Any]:

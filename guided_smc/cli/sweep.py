@@ -21,7 +21,7 @@ from guided_smc.cli.common import (
 )
 from guided_smc.cli.interrupts import Interrupted, Interrupts
 from guided_smc.cli.reading import read_prompts
-from guided_smc.cli.referents import load_arguments, load_language, load_tilt
+from guided_smc.cli.referents import load_arguments, load_language, load_tilt, refuse_impossible
 from guided_smc.cli.sampling import SAMPLING, refuse_no_room, sampling_options, with_flags
 from guided_smc.errors import OptionError
 from guided_smc.options import make_options
@@ -181,6 +181,7 @@ def sweep(**given: Any) -> int:
                 console.print(message, soft_wrap=True)
 
         lm = guided_smc.load(given["model"], notify=notify, **load)
+        refuse_impossible(lm, language.constraint, (line.options for line in lines))
         settings = {"output_type": language.constraint, "chat": given["chat"]}
         try:
             _measure(swept, lm, lines, tilt.reward, settings, given, console)

@@ -19,7 +19,7 @@ from guided_smc.cli.common import (
 )
 from guided_smc.cli.interrupts import Interrupted, Interrupts
 from guided_smc.cli.reading import read_prompts
-from guided_smc.cli.referents import load_arguments, load_language
+from guided_smc.cli.referents import load_arguments, load_language, refuse_impossible
 from guided_smc.cli.sampling import refuse_no_room
 from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.options import BlockSize, make_options
@@ -145,6 +145,7 @@ def tune(**given: Any) -> int:
     console = Console(stderr=True, markup=False, emoji=False, highlight=False)
     with Interrupts():
         lm = _load(given, load, console)
+        refuse_impossible(lm, language.constraint, [options])
         from guided_smc.tuning import PROMPTS, Table
 
         table = Table.of(lm.costs, options, given["particles"], block_sizes)
