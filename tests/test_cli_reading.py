@@ -241,6 +241,23 @@ def test_an_option_spelt_with_a_hyphen_is_refused_rather_than_carried(tmp_path):
     )
 
 
+def test_a_field_that_is_nearly_an_option_is_carried_with_one_warning(tmp_path, capsys):
+    record = {"prompt": "a", "max_token": 3, "Top-P": 1, "message": "x", "id": 1, "note": "y"}
+    lines = "".join(json.dumps(record) + "\n" for _ in range(3))
+    for line in read(tmp_path, lines.encode()):
+        assert line.error is None and line.carried == {
+            n: record[n] for n in record if n != "prompt"
+        }
+        assert line.options.max_tokens == BASE.max_tokens
+    said = sorted(capsys.readouterr().err.splitlines())
+    assert [line.rpartition(";")[2] for line in said] == [
+        " did you mean 'top_p'?",
+        " did you mean 'max_tokens'?",
+        " did you mean 'messages'?",
+    ]
+    assert said[1].startswith("Warning: line 1: the field 'max_token' means nothing here")
+
+
 def test_all_other_fields_are_carried_whatever_they_hold(tmp_path):
     fields = {"id": 1, "text": "mine", "nested": {"a": [None, True]}, "dash-ed": ""}
     assert read_one(tmp_path, {"prompt": "x", **fields}).carried == fields

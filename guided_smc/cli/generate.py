@@ -95,7 +95,8 @@ def generate(state: State, /, **given: Any) -> int:
     A JSONL line holds "prompt" (a string, or a list of token ids) or "messages" (a list of
     {"role", "content"}). Fields named like a sampling option with underscores ("max_tokens",
     "seed", ...) override it for that line; null keeps the command's. A line's own seed is used as
-    it is. All other fields are carried through to the record.
+    it is. All other fields are carried through to the record, with a warning where the name is
+    nearly one of these.
 
     \b
     Examples:

@@ -8,6 +8,7 @@ are skipped and have no index. A bad line is a line with an error, so that the o
 from __future__ import annotations
 
 import codecs
+import difflib
 import hashlib
 import json
 import math
@@ -72,6 +73,7 @@ class PromptSource:
         self.name = "standard input" if path == "-" else path
         self._path = None if path == "-" else Path(path)
         self._format = _FORMATS.get(Path(path).suffix.lower(), "auto") if fmt == "auto" else fmt
+        self._looked_at: set[str] = set()
         self._file: BinaryIO
         if self._path is None:
             self._file = sys.stdin.buffer
@@ -111,8 +113,25 @@ class PromptSource:
             number, raw = numbered
             if fmt == "auto":
                 fmt = "jsonl" if raw.lstrip().startswith(b"{") else "txt"
-            yield _read_line(index, number, raw, fmt, base)
+            line = _read_line(index, number, raw, fmt, base)
+            self._warn_of_near_misses(line)
+            yield line
             index += 1
+
+    def _warn_of_near_misses(self, line: PromptLine) -> None:
+        """Say once of each carried field that it is called nearly like one with a meaning."""
+        for name in line.carried.keys() - self._looked_at:
+            self._looked_at.add(name)
+            spelt = name.replace("-", "_")
+            if spelt in _MEANT or spelt in _WHOLE_RUN:  # an error of the line
+                continue
+            close = difflib.get_close_matches(spelt.lower(), _MEANT, n=1, cutoff=_NEAR)
+            if close:
+                click.echo(
+                    f"Warning: line {line.number}: the field {name!r} means nothing here and is "
+                    f"only carried to the record; did you mean {close[0]!r}?",
+                    err=True,
+                )
 
     def digests(self) -> Iterator[str]:
         """Digest of each prompt's line, from the start of a file that can be read again."""
@@ -188,6 +207,13 @@ def _as_they_arrive(file: BinaryIO) -> Iterator[bytes | None]:
         yield from whole
     if left:
         yield left
+
+
+_MEANT = ("prompt", "messages", *Options.model_fields)
+"""Fields of a line that mean something."""
+
+_NEAR = 0.8
+"""How alike names are, from 0 to 1, that are taken for a slip."""
 
 
 def _digest(raw: bytes) -> str:
