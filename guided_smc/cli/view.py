@@ -44,6 +44,13 @@ def view(
       guided-smc generate prompts.txt --schema person.json --full -o out.jsonl
       guided-smc view out.jsonl --open
       guided-smc view out.jsonl --index 3 --index 8 -o two.html
+
+    \b
+    Exit codes:
+      0    the page is written, perhaps with a warning
+      1    an internal error
+      2    wrong usage, RECORDS cannot be read, or the page cannot be written; nothing has changed
+      130  Ctrl-C
     """  # noqa: D301 (click's mark is the character, not its escape)
     from guided_smc.viewer import page
 
