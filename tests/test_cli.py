@@ -24,7 +24,7 @@ import pytest
 from click.testing import CliRunner
 from starting import run_command
 
-from guided_smc.cli.main import cli
+from guided_smc.cli.main import cli, main
 
 COMMAND = [sys.executable, "-m", "guided_smc.cli"]
 COLOURS = ["red", "green", "blue"]
@@ -239,6 +239,30 @@ def test_what_cannot_run_is_told_in_one_line_before_anything_runs(folder, argume
     assert message in line
     assert done.stdout == b""
     assert {p: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("generate p.txt -o out.jsonl --overwrite", "no prompt has run, and out.jsonl is as it "),
+        ("sweep p.txt --reward length:5", "nothing has been measured"),
+        ("tune ./nowhere", "nothing has been measured"),
+    ],
+)
+def test_an_interruption_while_the_model_loads_says_that_nothing_has_run(
+    folder, monkeypatch, capsys, command, told
+):
+    def interrupt(*given, **named):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr("guided_smc.load", interrupt, raising=False)
+    (folder / "out.jsonl").write_text("what was there\n")
+    with pytest.raises(SystemExit) as ended:
+        main(command.split())
+    assert ended.value.code == 143
+    assert f"Interrupted: {told}" in capsys.readouterr().err
+    assert (folder / "out.jsonl").read_text() == "what was there\n"
 
 
 def test_an_unknown_hub_model_is_an_error_of_one_line(folder):

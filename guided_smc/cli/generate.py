@@ -27,7 +27,7 @@ from guided_smc.cli.common import (
     rows_option,
     tp_plan_option,
 )
-from guided_smc.cli.interrupts import Interrupts
+from guided_smc.cli.interrupts import Interrupts, where_it_stands
 from guided_smc.cli.reading import Format, PromptLine, PromptSource
 from guided_smc.cli.referents import (
     load_arguments,
@@ -235,9 +235,10 @@ def _run(job: Job, state: State) -> int:
                 break
         if not first and not kept:
             click.echo(f"Warning: {source.name} holds no prompts", err=True)
-        lm = _load_model(job) if first and first[-1].error is None else None
-        if lm is not None:
-            refuse_impossible(lm, job.request["output_type"], source.options(job.base))
+        with where_it_stands(f"no prompt has run, and {output.name} is as it was before"):
+            lm = _load_model(job) if first and first[-1].error is None else None
+            if lm is not None:
+                refuse_impossible(lm, job.request["output_type"], source.options(job.base))
         try:
             output.begin()
         except OSError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -12,11 +14,24 @@ class Interrupted(KeyboardInterrupt):
 
     Attributes:
         exit_code: 128 + the signal: 130 for SIGINT, 143 for SIGTERM.
+        told: How far things were, for whoever is told of it last; None where nobody said.
     """
+
+    told: str | None = None
 
     def __init__(self, signum: int) -> None:
         super().__init__()
         self.exit_code = 128 + signum
+
+
+@contextmanager
+def where_it_stands(told: str) -> Iterator[None]:
+    """Say of an interruption of the block how far things were."""
+    try:
+        yield
+    except Interrupted as interrupted:
+        interrupted.told = told
+        raise
 
 
 class Interrupts:

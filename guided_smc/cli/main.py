@@ -69,8 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 2
         _report(error, str(error), state)
     except (KeyboardInterrupt, click.Abort) as error:
-        code = getattr(error, "exit_code", 130)
-        click.echo("Interrupted.", err=True)
+        interrupted = error.__cause__ if isinstance(error, click.Abort) else error  # click's own
+        code = getattr(interrupted, "exit_code", 130)
+        told = getattr(interrupted, "told", None)
+        click.echo(f"Interrupted: {told}." if told else "Interrupted.", err=True)
     except Exception as error:
         code = 1
         hint = "" if state.debug else " (--debug shows the traceback)"

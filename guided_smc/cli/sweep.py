@@ -19,7 +19,7 @@ from guided_smc.cli.common import (
     reward_options,
     rows_option,
 )
-from guided_smc.cli.interrupts import Interrupted, Interrupts
+from guided_smc.cli.interrupts import Interrupted, Interrupts, where_it_stands
 from guided_smc.cli.reading import read_prompts
 from guided_smc.cli.referents import load_arguments, load_language, load_tilt, refuse_impossible
 from guided_smc.cli.sampling import SAMPLING, refuse_no_room, sampling_options, with_flags
@@ -164,7 +164,8 @@ def sweep(**given: Any) -> int:
                     f"{given['prompts']}, line {line.number}: {name} is the sweep's own"
                 )
 
-    refuse_no_room(load["max_total_tokens"], (line.options for line in lines))
+    asked = [line.options for line in lines if line.options is not None]
+    refuse_no_room(load["max_total_tokens"], asked)
 
     from rich.console import Console
 
@@ -180,8 +181,9 @@ def sweep(**given: Any) -> int:
             if not given["quiet"]:
                 console.print(message, soft_wrap=True)
 
-        lm = guided_smc.load(given["model"], notify=notify, **load)
-        refuse_impossible(lm, language.constraint, (line.options for line in lines))
+        with where_it_stands("nothing has been measured"):
+            lm = guided_smc.load(given["model"], notify=notify, **load)
+        refuse_impossible(lm, language.constraint, asked)
         settings = {"output_type": language.constraint, "chat": given["chat"]}
         try:
             _measure(swept, lm, lines, tilt.reward, settings, given, console)

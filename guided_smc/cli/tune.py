@@ -17,7 +17,7 @@ from guided_smc.cli.common import (
     language_options,
     model_options,
 )
-from guided_smc.cli.interrupts import Interrupted, Interrupts
+from guided_smc.cli.interrupts import Interrupted, Interrupts, where_it_stands
 from guided_smc.cli.reading import read_prompts
 from guided_smc.cli.referents import load_arguments, load_language, refuse_impossible
 from guided_smc.cli.sampling import refuse_no_room
@@ -144,7 +144,8 @@ def tune(**given: Any) -> int:
 
     console = Console(stderr=True, markup=False, emoji=False, highlight=False)
     with Interrupts():
-        lm = _load(given, load, console)
+        with where_it_stands("nothing has been measured"):
+            lm = _load(given, load, console)
         refuse_impossible(lm, language.constraint, [options])
         from guided_smc.tuning import PROMPTS, Table
 
