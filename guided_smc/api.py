@@ -129,7 +129,15 @@ def load(
         lm.draft = NGramModel(vocabulary)
     elif draft is not None:
         if isinstance(draft, str):
-            draft = load(draft, max_total_tokens=max_total_tokens, **where)
+            try:
+                draft = load(draft, max_total_tokens=max_total_tokens, **where)
+            except ModelError as error:
+                if type(error) is not ModelError:
+                    raise
+                raise ModelError(
+                    f"draft: {error}. A draft may also be 'int8' (the model itself, quantised) or "
+                    "'ngram' (copies from the text): both need no second model"
+                ) from error
         check_same_tokenizer(vocabulary, draft.model.vocabulary)
         lm.draft = draft.model
     return lm

@@ -108,7 +108,13 @@ class CallableReward(Reward):
     ) -> None:
         for function in (fn, prefix):
             if not callable(function) and (function is fn or prefix is not None):
-                raise OptionError(f"a reward must be callable, got {shorten(repr(function))}")
+                hint = ""
+                if isinstance(function, str):
+                    hint = (
+                        "; guided_smc.rewards has ready ones, such as length(60), and "
+                        "guided_smc.rewards.parse makes one of a text such as 'length:60'"
+                    )
+                raise OptionError(f"a reward must be callable, got {shorten(repr(function))}{hint}")
         if on is None:
             on = "end" if prefix is None else "step"
         super().__init__(

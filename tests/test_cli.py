@@ -241,6 +241,19 @@ def test_what_cannot_run_is_told_in_one_line_before_anything_runs(folder, argume
     assert {p: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
 
 
+@real_model
+def test_an_unknown_model_or_draft_is_told_by_its_option_with_names_that_are_near(folder):
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = call("generate p.txt --model smollm3", env=offline)
+    (line,) = done.stderr.decode().splitlines()
+    assert done.returncode == 2 and line.startswith("Error: --model: 'smollm3' is not a file")
+    assert line.endswith(". Perhaps it is 'smollm2-135m'")
+    done = call("generate p.txt --draft small7", env=offline)
+    line = done.stderr.decode().splitlines()[-1]
+    assert done.returncode == 2 and line.startswith("Error: --draft: 'small7' is not a file")
+    assert "'int8'" in line and "'ngram'" in line
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [

@@ -335,3 +335,10 @@ def test_nothing_is_at_work_after_an_error():
     with pytest.raises(PotentialError):
         reward(fails).rewards(completions("a"))
     assert active() is None
+
+
+def test_a_spec_in_the_place_of_a_function_is_told_where_it_goes():
+    with pytest.raises(OptionError, match=r"must be callable, got 'length:60'; .*rewards\.parse"):
+        reward("length:60")
+    with pytest.raises(OptionError, match=r"must be callable, got 5$"):
+        reward(5)

@@ -56,6 +56,13 @@ def test_a_field_that_is_not_supported_is_refused_by_name(client, fields, param)
     assert param in error["message"]
 
 
+def test_of_a_field_that_is_not_supported_the_values_that_may_be_sent_are_told(client):
+    error = refused(chat(client, presence_penalty=0.5), 400, code="unsupported_field")
+    assert error["message"].endswith("only what changes nothing may be sent: 0 or null")
+    error = refused(chat(client, foo=0.5), 400, code="unsupported_field")
+    assert error["message"] == "the field 'foo' is not supported"
+
+
 def test_a_field_that_changes_nothing_may_be_sent(client):
     neutral = {
         "presence_penalty": 0.0,

@@ -32,6 +32,7 @@ from guided_smc.cli.reading import Format, PromptLine, PromptSource
 from guided_smc.cli.referents import (
     load_arguments,
     load_language,
+    load_model,
     load_tilt,
     refuse_impossible,
 )
@@ -264,13 +265,11 @@ def _run(job: Job, state: State) -> int:
 
 
 def _load_model(job: Job) -> LM:
-    import guided_smc
-
     def notify(message: str) -> None:
         if not job.given["quiet"]:
             click.echo(message, err=True)
 
-    lm = guided_smc.load(job.given["model"], notify=notify, **job.load)
+    lm = load_model(job.given["model"], job.load, notify)
     if job.base.block_size == "auto" and lm.draft is not None:
         _ = lm.costs  # measured now if need be, and not behind a progress bar
     return lm

@@ -12,7 +12,7 @@ import click
 from pydantic import BaseModel
 
 from guided_smc.cli.sampling import with_flags
-from guided_smc.errors import ConstraintError, OptionError
+from guided_smc.errors import ConstraintError, ModelError, OptionError
 from guided_smc.options import Options, check_beta
 
 if TYPE_CHECKING:
@@ -37,6 +37,33 @@ def load_arguments(given: dict[str, Any]) -> dict[str, Any]:
         "device_map": device_map,
         "tp_plan": given.get("tp_plan"),
     }
+
+
+def load_model(
+    name: str, load: dict[str, Any], notify: Callable[[str], None], *, option: str = "--model"
+) -> LM:
+    """The model.
+
+    Args:
+        name: As it was given.
+        load: As of `load_arguments`.
+        notify: Called with a sentence before something that takes long.
+        option: By which it was given.
+
+    Raises:
+        click.UsageError: There is no such model or draft, or it cannot be loaded.
+        GuidedSMCError: Something else is wrong with how it is to be loaded.
+    """
+    import guided_smc
+
+    try:
+        return guided_smc.load(name, notify=notify, **load)
+    except ModelError as error:
+        if type(error) is not ModelError:
+            raise
+        said = str(error)
+        of_draft = said.startswith("draft: ")
+        raise click.UsageError(f"--{said}" if of_draft else f"{option}: {said}") from error
 
 
 def _parse_device_map(text: str | None) -> Any:

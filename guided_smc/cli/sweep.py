@@ -21,7 +21,13 @@ from guided_smc.cli.common import (
 )
 from guided_smc.cli.interrupts import Interrupted, Interrupts, where_it_stands
 from guided_smc.cli.reading import read_prompts
-from guided_smc.cli.referents import load_arguments, load_language, load_tilt, refuse_impossible
+from guided_smc.cli.referents import (
+    load_arguments,
+    load_language,
+    load_model,
+    load_tilt,
+    refuse_impossible,
+)
 from guided_smc.cli.sampling import SAMPLING, refuse_no_room, sampling_options, with_flags
 from guided_smc.errors import OptionError
 from guided_smc.options import make_options
@@ -175,14 +181,13 @@ def sweep(**given: Any) -> int:
     swept = Sweep(tilt.reward.name, given["betas"], given["n_particles"])
     code = 0
     with Interrupts():
-        import guided_smc
 
         def notify(message: str) -> None:
             if not given["quiet"]:
                 console.print(message, soft_wrap=True)
 
         with where_it_stands("nothing has been measured"):
-            lm = guided_smc.load(given["model"], notify=notify, **load)
+            lm = load_model(given["model"], load, notify)
         refuse_impossible(lm, language.constraint, asked)
         settings = {"output_type": language.constraint, "chat": given["chat"]}
         try:

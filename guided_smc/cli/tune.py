@@ -19,7 +19,7 @@ from guided_smc.cli.common import (
 )
 from guided_smc.cli.interrupts import Interrupted, Interrupts, where_it_stands
 from guided_smc.cli.reading import read_prompts
-from guided_smc.cli.referents import load_arguments, load_language, refuse_impossible
+from guided_smc.cli.referents import load_arguments, load_language, load_model, refuse_impossible
 from guided_smc.cli.sampling import refuse_no_room
 from guided_smc.errors import GuidedSMCError, OptionError
 from guided_smc.options import BlockSize, make_options
@@ -179,7 +179,7 @@ def _load(given: dict[str, Any], load: dict[str, Any], console: Console) -> LM:
         if not given["quiet"]:
             console.print(message, soft_wrap=True)
 
-    lm = guided_smc.load(given["model"], notify=notify, **load)
+    lm = load_model(given["model"], load, notify, option="MODEL")
     costs = load_or_measure(lm.model, lm.draft, again=True, notify=notify)
     return guided_smc.LM(lm.model, draft=lm.draft, encoder=lm.encoder, costs=costs)
 

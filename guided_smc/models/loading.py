@@ -8,6 +8,7 @@ it) is over before weights are read.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import json
 import os
@@ -304,12 +305,18 @@ def _locate(name: str, options: _LoadOptions, notify: Notify | None) -> Path:
         return _folder_or_its_gguf(path)
     if _is_path_like(name):
         raise ModelError(f"no such file or folder: {name!r}. {WHAT_NAMES}")
-    return download(
-        name,
-        trust_remote_code=options.trust_remote_code,
-        allow_pickle=options.allow_pickle,
-        notify=notify,
-    )
+    try:
+        return download(
+            name,
+            trust_remote_code=options.trust_remote_code,
+            allow_pickle=options.allow_pickle,
+            notify=notify,
+        )
+    except ModelError as error:
+        near = _near(name)
+        if not near:
+            raise
+        raise ModelError(f"{error}. Perhaps it is {' or '.join(map(repr, near))}") from error
 
 
 def _is_path_like(name: str) -> bool:
@@ -323,6 +330,14 @@ def _is_path_like(name: str) -> bool:
     except HFValidationError:
         return True
     return False
+
+
+def _near(name: str) -> list[str]:
+    """Names of models that are ready, and nearly called like this."""
+    ready = {SMALL_MODEL, *(model.name for model in cached_models())} - {name}
+    by_end = {known.rpartition("/")[2].lower(): known for known in sorted(ready)}
+    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), by_end, n=2)
+    return [by_end[end] for end in close]
 
 
 def _folder_or_its_gguf(folder: Path) -> Path:

@@ -231,7 +231,7 @@ class Smc(Strict):
     deadline: float | None = Field(None, gt=0)
 
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
@@ -256,6 +256,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "add_generation_prompt": (True,),
 }
+"""Fields of OpenAI's and vLLM's that are not supported, with the values that change nothing."""
 
 
 class Asked(Strict):
@@ -293,7 +294,7 @@ class Asked(Strict):
 class Common(Asked):
     """What both of OpenAI's endpoints take."""
 
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = _NEUTRAL
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = NEUTRAL
 
     model: str
     n: int = Field(1, ge=1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 
 from guided_smc.server.errors import ApiError
-from guided_smc.server.protocol import DISAGREE
+from guided_smc.server.protocol import DISAGREE, NEUTRAL
 
 _MOST = 5
 
@@ -21,7 +22,8 @@ def refused(error: RequestValidationError) -> ApiError:
         paths = list(dict.fromkeys(_path(e["loc"], error.body) for e in unknown))
         names = ", ".join(repr(path) for path in paths[:_MOST])
         what = "the field {} is not supported" if len(paths) == 1 else "not supported: {}"
-        return ApiError(400, what.format(names), param=paths[0], code="unsupported_field")
+        message = what.format(names) + _what_may_be_sent(paths[0])
+        return ApiError(400, message, param=paths[0], code="unsupported_field")
     said: dict[str, str] = {}
     for one in errors:
         path = _path(_blamed(one), error.body)
@@ -29,6 +31,14 @@ def refused(error: RequestValidationError) -> ApiError:
     parts = [f"{path}: {message}" if path else message for path, message in said.items()]
     code = "missing_field" if errors[0]["type"] == "missing" else "invalid_value"
     return ApiError(400, "; ".join(parts[:_MOST]), param=next(iter(said), None) or None, code=code)
+
+
+def _what_may_be_sent(path: str) -> str:
+    """The values of a field at the top of a body that change nothing, if it has any."""
+    if path not in NEUTRAL:
+        return ""
+    values = " or ".join(json.dumps(value) for value in (*NEUTRAL[path], None))
+    return f"; of {path!r} only what changes nothing may be sent: {values}"
 
 
 def _blamed(one: dict[str, Any]) -> tuple[str | int, ...]:
