@@ -40,7 +40,7 @@ PROFILED = {name: TASKS[name] for name in ("free", "person")}
 def main(quick: bool, out: Path | None) -> None:
     """Show where the time of a step goes."""
     found = machine()
-    max_tokens, repeats = (2, 1) if quick else (32, 3)
+    max_tokens, repeats = (None, 1) if quick else (32, 3)
     lm, peer = Models().plain, Models().float32
     passes = {"ours": Passes(), "transformers": Passes()}
     passes["ours"].watch(lm.model.model)
@@ -55,7 +55,7 @@ def main(quick: bool, out: Path | None) -> None:
 
     def generate_run(round_: int) -> Run:
         passes["transformers"].clear()
-        generate(TASKS["free"].ask(round_, max_tokens))
+        generate(TASKS["free"].ask(round_, max_tokens or TASKS["free"].few_tokens))
         return Run({}, dict(passes["transformers"].seconds), passes["transformers"].steps)
 
     runs["free transformers"] = generate_run
@@ -144,13 +144,13 @@ class Passes:
 
 
 def account(
-    lm: guided_smc.LM, task: Task, n_particles: int, max_tokens: int, passes: Passes
+    lm: guided_smc.LM, task: Task, n_particles: int, max_tokens: int | None, passes: Passes
 ) -> Callable[[int], Run]:
     """One prompt a call, with the engine's accounts."""
 
     def run(round_: int) -> Run:
         passes.clear()
-        ask = task.ask(round_, max_tokens)
+        ask = task.ask(round_, max_tokens or task.few_tokens)
         result = lm.generate(
             ask.prompt,
             output_type=task.schema,

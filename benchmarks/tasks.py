@@ -38,6 +38,11 @@ class Task:
         prompt = self.prompts[round_ % len(self.prompts)]
         return Ask(prompt, min(self.max_tokens, max_tokens or self.max_tokens), round_)
 
+    @property
+    def few_tokens(self) -> int:
+        """As few as an answer may have, to show that something runs."""
+        return 2 if self.schema is None else 16
+
     def accepts(self, text: str) -> bool:
         """Whether a text is JSON that the schema allows."""
         assert self.schema is not None

@@ -78,7 +78,7 @@ def main(
     if quick:
         repeats = 1
         chosen = [row for row in chosen if is_quick(row)]
-        tasks = {name: replace(task, max_tokens=2) for name, task in tasks.items()}
+        tasks = {name: replace(task, max_tokens=task.few_tokens) for name, task in tasks.items()}
     left_out = why_no_genlm(models, genlm and not quick, chosen)
     if left_out is not None:
         chosen = [row for row in chosen if row.family != "genlm"]
