@@ -299,15 +299,18 @@ def test_the_particles_of_a_step_are_a_list_to_choose_from(browser, tmp_path, re
 
 
 def test_dark_and_light_follow_the_system_until_one_is_chosen(browser, tmp_path, result):
-    back = "() => getComputedStyle(document.body).backgroundColor"
+    def becomes(page, colour: str) -> None:
+        back = "getComputedStyle(document.body).backgroundColor"
+        page.wait_for_function(f"() => {back} === '{colour}'")  # the page draws when it comes to it
+
     dark = opened(browser, tmp_path, [record_of(result)], color_scheme="dark").page
     light = opened(browser, tmp_path, [record_of(result)], color_scheme="light").page
-    assert dark.evaluate(back) == "rgb(14, 18, 23)"
-    assert light.evaluate(back) == "rgb(244, 246, 248)"
+    becomes(dark, "rgb(14, 18, 23)")
+    becomes(light, "rgb(244, 246, 248)")
     light.get_by_role("button", name="Colours: auto").click()
-    assert light.evaluate(back) == "rgb(14, 18, 23)"
+    becomes(light, "rgb(14, 18, 23)")
     light.reload()
-    assert light.evaluate(back) == "rgb(14, 18, 23)"
+    becomes(light, "rgb(14, 18, 23)")
 
 
 def test_texts_can_neither_run_nor_hide(browser, tmp_path, result):
