@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,40 +72,46 @@ class Drawing:
 
     def draw(self) -> None:
         """Draw a token for each row that wants one more; masks of the host are there already."""
-        logits, state = self.read(), self.state
+        logits = self.read()
         self._mask()
+
+        def cut(scores: torch.Tensor) -> None:
+            scores[:] = self.host.draft_scores(self.rows, scores)
+
         with self.host.phases.timed("draft"):
-            if self.cut:
-                scores = self.host.over_vocabulary(logits).float()
-                mine = slice(len(self.rows))
-                scores[mine] = self.host.draft_scores(self.rows, scores[mine])
-                state.choose(scores, masked=self._masked, scaled=True)
-            else:
-                self.passes.run(
-                    ("choose", self._masked, logits.data_ptr()),
-                    lambda: state.choose(self.host.over_vocabulary(logits), masked=self._masked),
-                )
+            self._act("choose", self.state.choose, logits, cut)
             self.advance()
         self._read = None
         self.drafted += 1
 
     def verify(self, logits: torch.Tensor) -> None:
         """Verify by the target's logits `[B, K + 1, V']` and draw the bonus tokens."""
-        state = self.state
         self._mask()
+
+        def cut(scores: torch.Tensor) -> None:
+            for members, part, _ in self.host.target_scores(self.rows, scores.clone()):
+                scores[members] = part
+
         with self.host.phases.timed("verify"):
-            if self.cut:
-                scores = self.host.over_vocabulary(logits).float()
-                mine = scores[: len(self.rows)]
-                for members, part, _ in self.host.target_scores(self.rows, mine.clone()):
-                    mine[members] = part
-                state.verify(scores, masked=self._masked, scaled=True)
-            else:
-                self.passes.run(
-                    ("verify", self._masked, logits.data_ptr()),
-                    lambda: state.verify(self.host.over_vocabulary(logits), masked=self._masked),
-                )
-            state.report()
+            self._act("verify", self.state.verify, logits, cut)
+            self.state.report()
+
+    def _act(
+        self,
+        name: str,
+        act: Callable[..., None],
+        logits: torch.Tensor,
+        cut: Callable[[torch.Tensor], None],
+    ) -> None:
+        """Let the rows do something with logits; cut ones differ from row to row and are scaled."""
+        over, masked = self.host.over_vocabulary, self._masked
+        if self.cut:
+            scores = over(logits).float()
+            cut(scores[: len(self.rows)])
+            act(scores, masked=masked, scaled=True)
+            return
+        key = name, masked, logits.data_ptr()
+        self.passes.run(key, lambda: act(over(logits), masked=masked))
 
     def take(self, rows: Rows, wanted: np.ndarray) -> Drawing:
         """The same for other rows, which go on with what was drawn and read for these."""
